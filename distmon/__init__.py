@@ -1,0 +1,1 @@
+"""distmon: watches distributed PyTorch training from the inside."""

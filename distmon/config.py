@@ -1,0 +1,211 @@
+"""The configuration: one pydantic model, read from a dict, a YAML or JSON file, or the environment.
+
+Whatever the source, a mistake is one `ConfigError` sentence that names the key and, for an unknown
+key, the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from distmon.errors import ConfigError
+
+SinkName = Literal["console", "jsonl", "arrow", "tensorboard", "wandb"]
+ENV_PREFIX = "DISTMON_"
+
+
+def _as_list(value: Any) -> Any:
+    """Accept `"a,b"` where a list is meant, as command lines and environments give it."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+NameList = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class WandbConfig(_Section):
+    """How the wandb run is opened. Everything else is taken from wandb's own environment."""
+
+    project: str = "distmon"
+    """wandb project."""
+    name: str | None = None
+    """Display name of the run; the run folder's name when absent."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """Absent: as wandb's environment says."""
+    tags: NameList = ()
+    """Tags of the wandb run."""
+
+
+class RuleConfig(BaseModel):
+    """Settings of one rule. Keys not listed here are the rule's own thresholds."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    enabled: bool = True
+    """Whether the rule is evaluated."""
+    severity: Literal["info", "warning", "critical"] | None = None
+    """Replaces the rule's own severity."""
+    patience: int | None = Field(default=None, ge=1)
+    """Consecutive observations before it fires."""
+    cooldown: int | None = Field(default=None, ge=0)
+    """Observations of silence about the same thing after it fired."""
+
+
+class MonitorConfig(_Section):
+    """Everything that can be set about a monitor."""
+
+    enabled: bool = True
+    """False: `attach` returns a monitor that does nothing."""
+    interval: int = Field(default=100, ge=1)
+    """Steps from one observation to the next."""
+    sample_size: Annotated[int, Field(ge=1)] | Literal["exact"] = 1024
+    """Elements read per parameter, rounded up to whole runs of 8; `exact` reads all of them."""
+    seed: int = 0
+    """Chooses the sample together with each parameter's name."""
+    topk: int = Field(default=5, ge=0)
+    """How many of the worst parameters are named in tags and messages."""
+    backend: Literal["auto", "torch", "triton"] = "auto"
+    """What computes the rows; `auto` takes Triton on CUDA and ROCm and torch elsewhere."""
+    percentiles: bool = True
+    """Gradient percentiles; off, an observation sends 12 times fewer bytes."""
+    replica_check: bool = True
+    """Compare checksums of ranks that hold the same pieces."""
+    eps: float = Field(default=1e-12, gt=0)
+    """Added to the weight norm in `update_ratio`."""
+    ema_decay: float = Field(default=0.99, ge=0, lt=1)
+    """Share of the old value in the moving average of the loss."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait in the monitor's own collectives."""
+    include: NameList = ("*",)
+    """Globs of the parameter names that are observed."""
+    exclude: NameList = ()
+    """Globs of the parameter names that are not."""
+    run_dir: Path = Path("runs/distmon")
+    """The run folder; continued when it exists."""
+    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(_as_list)] = ("console", "jsonl", "arrow")
+    """Where records and alerts go."""
+    queue_size: int = Field(default=256, ge=1)
+    """Records a sink may fall behind before newer ones are dropped and counted."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Length of the run, shown by the console as `step:20/300`."""
+    param_tags: NameList = ()
+    """Globs of parameters that get tags of their own; none by default."""
+    param_tag_cap: int = Field(default=50, ge=0)
+    """Most parameters that `param_tags` may select."""
+    wandb: WandbConfig = WandbConfig()
+    """Settings of the wandb sink."""
+    rules: dict[str, RuleConfig] = Field(default_factory=dict)
+    """Settings by rule name; `distmon rules` lists them."""
+
+
+def load_config(
+    source: MonitorConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> MonitorConfig:
+    """Build the configuration; later sources win: `source`, then the environment, then `overrides`.
+
+    `source` is a `MonitorConfig`, a mapping, or a path ending in .yaml, .yml or .json. Environment
+    variables are `DISTMON_INTERVAL`, or `DISTMON_RULES__FROZEN__PATIENCE` for nested keys.
+    """
+    if isinstance(source, MonitorConfig):
+        values = source.model_dump(exclude_unset=True)
+        origin = "the distmon config"
+    elif isinstance(source, Mapping):
+        values = dict(source)
+        origin = "the distmon config"
+    elif source is None:
+        values, origin = {}, "the distmon config"
+    else:
+        values, origin = read_config_file(Path(source)), str(source)
+    values = _merge(values, _from_environment(os.environ if environ is None else environ))
+    values = _merge(values, dict(overrides or {}))
+    try:
+        return MonitorConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, MonitorConfig, origin)) from None
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the config file {path}: {reason}") from None
+    try:
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f"{path} is not valid {path.suffix[1:] or 'YAML'}: {first_line}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold keys and values, not a {type(content).__name__}")
+    return content
+
+
+def explain(error: ValidationError, model: type[BaseModel], origin: str) -> str:
+    """One sentence about the first mistake in `error`."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if not _is_union_branch(part)]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        section: type[BaseModel] = model
+        for part in path[:-1]:
+            annotation = section.model_fields[part].annotation if part in section.model_fields else None
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                section = annotation
+        hint = suggest(path[-1], list(section.model_fields))
+        return f'unknown key "{key}" in {origin}; {hint}'
+    value = first.get("input")
+    wanted = first["msg"][0].lower() + first["msg"][1:]
+    if key == "sample_size":
+        wanted = 'it must be a whole number of at least 1, or "exact"'
+    return f'bad value {value!r} for "{key}" in {origin}: {wanted}'
+
+
+def suggest(word: str, choices: list[str]) -> str:
+    """`did you mean ...?` when something is near, else the list of what is valid."""
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else f"valid keys are {', '.join(sorted(choices))}"
+
+
+def _is_union_branch(part: Any) -> bool:
+    """Pydantic adds the tried branch of a union to the location; people did not write it."""
+    return isinstance(part, str) and (part.startswith(("literal[", "constrained")) or part in ("int", "str"))
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        path = variable.removeprefix(ENV_PREFIX).lower().split("__")
+        section = values
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+        section[path[-1]] = yaml.safe_load(text)
+    return values
+
+
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(below, value)
+        else:
+            merged[key] = value
+    return merged

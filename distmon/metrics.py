@@ -1,0 +1,92 @@
+"""Every number that leaves the program, declared once: name, unit, meaning.
+
+Records are built from these tables, sinks log them, docs list them, rules refer to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One named number. `unit` is empty for a pure ratio or count."""
+
+    name: str
+    unit: str
+    help: str
+
+
+RUN_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("monitor/update_ratio_median", "", "median over parameters of |dw| / |w|"),
+    Metric("monitor/update_ratio_p95", "", "95th percentile over parameters of |dw| / |w|"),
+    Metric("monitor/update_ratio_min", "", "smallest |dw| / |w| of any parameter"),
+    Metric("monitor/update_ratio_max", "", "largest |dw| / |w| of any parameter"),
+    Metric("monitor/frozen_count", "parameters", "trainable parameters whose update was nothing"),
+    Metric("monitor/grad_norm", "", "norm of all gradients that the optimizer applied"),
+    Metric("monitor/grad_norm_stderr", "", "standard error of monitor/grad_norm from sampling"),
+    Metric("monitor/param_norm", "", "norm of all weights"),
+    Metric("monitor/param_norm_stderr", "", "standard error of monitor/param_norm from sampling"),
+    Metric("monitor/update_lost_fraction", "", "share of non-zero gradients lost to rounding"),
+    Metric("debug/nan_param_count", "parameters", "parameters with a NaN in weight or gradient"),
+    Metric("debug/inf_param_count", "parameters", "parameters with an Inf in weight or gradient"),
+    Metric("train/step_loss", "", "loss of this step, mean over ranks"),
+    Metric("train/step_loss_ema", "", "moving average of the loss, decay 0.99 by default"),
+    Metric("train/lr", "", "learning rate of the first param group, or the one given to step()"),
+    Metric("train/skipped_steps", "steps", "optimizer steps not applied since the last record"),
+    Metric("performance/step_seconds", "s", "mean step time since the last record, slowest rank"),
+    Metric("performance/tokens_per_second", "tokens/s", "all ranks together"),
+    Metric("performance/monitor_seconds", "s", "the monitor's own time since the last record"),
+    Metric("performance/monitor_fraction", "", "monitor_seconds over training time"),
+    Metric("performance/monitor_bytes", "B", "bytes sent into collectives by one observation"),
+    Metric("performance/monitor_collectives", "", "collectives entered by one observation"),
+)
+TOPK_FROZEN_PREFIX: Final = "monitor/topk_frozen/"
+"""`monitor/topk_frozen/{name}`: update ratio of the worst frozen parameters, at most top-k tags."""
+
+PARAM_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("weight_norm", "", "norm of the whole parameter, estimated from its sample"),
+    Metric("weight_norm_stderr", "", "standard error of weight_norm"),
+    Metric("weight_mean", "", "mean"),
+    Metric("weight_std", "", "standard deviation"),
+    Metric("weight_absmax", "", "largest magnitude in the sample"),
+    Metric("weight_nan", "elements", "NaN in the sample"),
+    Metric("weight_inf", "elements", "Inf in the sample"),
+    Metric("grad_norm", "", "norm of the gradient that the optimizer applied"),
+    Metric("grad_norm_stderr", "", "standard error of grad_norm"),
+    Metric("grad_mean", "", "mean"),
+    Metric("grad_std", "", "standard deviation"),
+    Metric("grad_min", "", "smallest value in the sample"),
+    Metric("grad_max", "", "largest value in the sample"),
+    Metric("grad_zero_fraction", "", "share of exact zeros"),
+    Metric("grad_nan", "elements", "NaN in the sample"),
+    Metric("grad_inf", "elements", "Inf in the sample"),
+    Metric("update_norm", "", "norm of the change made by this one optimizer step"),
+    Metric("update_norm_stderr", "", "standard error of update_norm"),
+    Metric("update_absmax", "", "largest change of a sampled element"),
+    Metric("update_ratio", "", "update_norm / (weight_norm + eps)"),
+    Metric("update_lost_fraction", "", "share of elements with a gradient that did not move"),
+    Metric("update_lost_bound", "", "what rounding can have taken from update_norm, at most"),
+    Metric("lr", "", "learning rate of the parameter's group"),
+    Metric("frozen", "", "1 when the update was nothing although the parameter should learn"),
+)
+GRAD_PERCENTILES: Final[tuple[int, ...]] = (25, 50, 75, 95, 99)
+PERCENTILE_METRICS: Final[tuple[Metric, ...]] = tuple(
+    Metric(f"grad_p{q}", "", f"{q}th percentile of the gradient, within 12.5% of its value")
+    for q in GRAD_PERCENTILES
+)
+
+RANK_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("step", "", "step number the rank believes in"),
+    Metric("plan_hash", "", "what the rank samples, as a 48-bit hash"),
+    Metric("region_key", "", "which pieces the rank holds, as a 48-bit hash"),
+    Metric("checksum", "", "48-bit checksum of its sampled weight bits"),
+    Metric("failed", "", "1 when the rank could not observe this step"),
+    Metric("signal_step", "step", "first step whose loss or gradient norm was not finite, else 0"),
+    Metric("signal_kind", "", "1 loss, 2 gradient norm"),
+    Metric("skipped_steps", "steps", "optimizer steps not applied since the last record"),
+    Metric("step_seconds", "s", "mean step time since the last record"),
+    Metric("tokens", "tokens", "tokens since the last record"),
+    Metric("monitor_seconds", "s", "the monitor's own time since the last record"),
+)

@@ -1,0 +1,93 @@
+"""The record: what one observation found, as plain numbers, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ParamTable:
+    """Statistics by parameter: `columns[metric][row]`, NaN where nothing was measured."""
+
+    names: tuple[str, ...]
+    columns: Mapping[str, Column]
+    """The PARAM_METRICS."""
+    grad_histogram: NDArray[np.float64] | None = None
+    """Counts by parameter and signed log bin of `csrc_triton.row_layout`; None when switched off."""
+
+    @cached_property
+    def percentiles(self) -> Mapping[str, Column]:
+        """The PERCENTILE_METRICS, computed when first asked for: only sinks need them."""
+        raise AssertionError
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """Where NaN and Inf were found when they were first seen."""
+
+    step: int
+    signal: str
+    """What showed it: `loss`, `gradient norm` or `sample`."""
+    places: tuple[NonFinitePlace, ...]
+    """In layer order; at most 64."""
+    param_count: int
+    """How many parameters held one, also those beyond the listed places."""
+
+
+@dataclass(frozen=True)
+class NonFinitePlace:
+    """One parameter on one rank."""
+
+    param: str
+    rank: int
+    weight_nan: int
+    weight_inf: int
+    grad_nan: int
+    grad_inf: int
+
+
+@dataclass(frozen=True)
+class Desync:
+    """Ranks that should hold equal values and do not."""
+
+    ranks: tuple[int, ...]
+    """Those that left the majority; with a tie, those that differ from the lowest rank."""
+    reference: int
+    """A rank that agrees with the majority."""
+    params: tuple[str, ...]
+    tie: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """The reduced result of one observation. Everything downstream sees this and nothing else."""
+
+    step: int
+    time: float
+    """Unix seconds, when rank 0 took the observation."""
+    world_size: int
+    metrics: Mapping[str, float]
+    """Tag to value; NaN where a value exists but is not a number; absent when not measured."""
+    params: ParamTable
+    ranks: Mapping[str, Column]
+    """Telemetry by rank: `ranks[metric][rank]`."""
+    losses: Mapping[int, float] = field(default_factory=dict)
+    """Mean loss over ranks of every step since the last record."""
+    loss_ema: Mapping[int, float] = field(default_factory=dict)
+    """The moving average after each of those steps."""
+    applied: bool = True
+    """False when the optimizer skipped this step: gradients and updates are then not measured."""
+    nonfinite: NonFinite | None = None
+    desync: Desync | None = None
+    faults: tuple[str, ...] = ()
+    """What kept a rank from observing, one sentence each."""
