@@ -21,7 +21,7 @@ GROUPS: Final = 8
 RUN: Final = 8
 """Neighbouring elements read together: 8 float32 are one 32-byte memory sector."""
 
-SUM_COLUMNS: Final[tuple[str, ...]] = (
+SCALAR_COLUMNS: Final[tuple[str, ...]] = (
     "holders",  # ranks that hold a piece of the parameter
     "requires_grad",  # holders on which it requires a gradient
     "in_optimizer",  # holders on which an optimizer owns it
@@ -41,9 +41,10 @@ SUM_COLUMNS: Final[tuple[str, ...]] = (
     "u_lost_bound_sq",  # sum over those of (half a unit in the last place)^2
     "whole_count",  # gradient elements read in full on suspicion
     "whole_nonzero",  # how many of those are not zero
-    *(f"w_sq{g}" for g in range(GROUPS)),
-    *(f"g_sq{g}" for g in range(GROUPS)),
-    *(f"u_sq{g}" for g in range(GROUPS)),
+)
+SUM_COLUMNS: Final[tuple[str, ...]] = (
+    *SCALAR_COLUMNS,
+    *(f"{what}_sq{g}" for what in "wgu" for g in range(GROUPS)),
 )
 MAX_COLUMNS: Final[tuple[str, ...]] = ("w_absmax", "g_max", "g_negmin", "u_absmax")
 

@@ -1,1 +1,12 @@
 """distmon: watches distributed PyTorch training from the inside."""
+
+from distmon.alert import Alert
+from distmon.config import MonitorConfig
+from distmon.errors import DistmonError
+from distmon.monitor import Monitor
+from distmon.reading import Run, read_run
+from distmon.record import Record
+from distmon.wiring import attach
+
+__version__ = "0.1.0"
+__all__ = ["Alert", "DistmonError", "Monitor", "MonitorConfig", "Record", "Run", "attach", "read_run"]

@@ -69,6 +69,9 @@ PARAM_METRICS: Final[tuple[Metric, ...]] = (
     Metric("update_lost_fraction", "", "share of elements with a gradient that did not move"),
     Metric("update_lost_bound", "", "what rounding can have taken from update_norm, at most"),
     Metric("lr", "", "learning rate of the parameter's group"),
+    Metric("requires_grad", "", "1 when it asks for a gradient"),
+    Metric("in_optimizer", "", "1 when an optimizer owns it"),
+    Metric("has_grad", "", "1 when it had a gradient at this step"),
     Metric("frozen", "", "1 when the update was nothing although the parameter should learn"),
 )
 GRAD_PERCENTILES: Final[tuple[int, ...]] = (25, 50, 75, 95, 99)
@@ -78,6 +81,7 @@ PERCENTILE_METRICS: Final[tuple[Metric, ...]] = tuple(
 )
 
 RANK_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("time", "s", "Unix time of the rank when it observed"),
     Metric("step", "", "step number the rank believes in"),
     Metric("plan_hash", "", "what the rank samples, as a 48-bit hash"),
     Metric("region_key", "", "which pieces the rank holds, as a 48-bit hash"),

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
+
+from distmon.metrics import GRAD_PERCENTILES
+from distmon.probe.log_bins import percentiles
 
 Column = NDArray[np.float64]
 
@@ -25,7 +29,15 @@ class ParamTable:
     @cached_property
     def percentiles(self) -> Mapping[str, Column]:
         """The PERCENTILE_METRICS, computed when first asked for: only sinks need them."""
-        raise AssertionError
+        if self.grad_histogram is None:
+            return {}
+        values = percentiles(
+            self.grad_histogram,
+            self.columns["grad_min"],
+            self.columns["grad_max"],
+            GRAD_PERCENTILES,
+        )
+        return {f"grad_p{q}": v for q, v in zip(GRAD_PERCENTILES, values, strict=True)}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -91,3 +103,10 @@ class Record:
     desync: Desync | None = None
     faults: tuple[str, ...] = ()
     """What kept a rank from observing, one sentence each."""
+
+    @property
+    def has_nonfinite(self) -> bool:
+        """Whether anything in this record is NaN or Inf that should not be."""
+        counts = (self.metrics.get(f"debug/{kind}_param_count", 0.0) for kind in ("nan", "inf"))
+        losses_finite = all(map(isfinite, self.losses.values()))
+        return self.nonfinite is not None or any(counts) or not losses_finite

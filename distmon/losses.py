@@ -1,0 +1,96 @@
+"""The loss of every step: kept on the device until an observation, then averaged into an EMA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class LossEma:
+    """`ema = decay * ema + (1 - decay) * loss`, started from the first loss.
+
+    The weight on the new loss is the small one: decay 0.99 remembers about 100 steps. A loss that
+    is not finite is left out, since it would stay in the average for good.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.value: float | None = None
+
+    def update(self, loss: float) -> float | None:
+        """Take in one loss and return the average."""
+        if math.isfinite(loss):
+            old = self.value
+            self.value = loss if old is None else self.decay * old + (1 - self.decay) * loss
+        return self.value
+
+
+class LossRing:
+    """This rank's losses since the last observation.
+
+    A loss on the CPU is read where it lies; one on an accelerator is copied into a small buffer
+    there, so that no step waits for the device. At most `capacity` are kept.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self._values = torch.zeros(capacity, dtype=torch.float64, device=device)
+        self._given = torch.zeros(capacity, dtype=torch.float64)
+        self._on_host = device.type == "cpu"
+        self._host_values = self._values.numpy() if self._on_host else None
+        self._host_given = self._given.numpy()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, loss: float | torch.Tensor | None) -> None:
+        """Append the loss of one step, or its absence."""
+        i = self._count % self.capacity
+        self._count = i + 1
+        self._host_given[i] = loss is not None
+        if loss is None:
+            return
+        if self._host_values is not None:
+            self._host_values[i] = host_value(loss)
+        elif isinstance(loss, torch.Tensor):
+            self._values[i].copy_(loss.detach(), non_blocking=True)
+        else:
+            self._values[i] = loss
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and whether they were given, by step; the ring starts anew."""
+        count, self._count = self._count, 0
+        given = self._given[:count].to(self._values.device, non_blocking=True)
+        return self._values[:count], given
+
+    def to_list(self) -> list[float | None]:
+        """What is in the ring, for a checkpoint. Waits for the device."""
+        values = self._values[: self._count].tolist()
+        return [v if g else None for v, g in zip(values, self._host_given, strict=False)]
+
+    def restore(self, losses: Sequence[float | None]) -> None:
+        """Put back what `to_list` gave."""
+        self._count = 0
+        for loss in losses:
+            self.add(loss)
+
+
+def host_value(value: Any) -> float:
+    """A number that is already on the host: a Python number or a CPU tensor of one element.
+
+    Read through numpy, which is no `.item()`: there is no device to wait for.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.dtype == torch.bfloat16:
+            value = value.float()
+        return float(value.detach().numpy().reshape(-1)[0])
+    return float(value)
+
+
+def on_host(value: float | torch.Tensor) -> bool:
+    """Whether `host_value` may be asked without waiting for a device."""
+    return not isinstance(value, torch.Tensor) or value.device.type == "cpu"

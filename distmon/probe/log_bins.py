@@ -1,0 +1,74 @@
+"""The signed, log-spaced bins of the gradient histogram, and percentiles from their counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from csrc_triton.row_layout import BINS, HALF_BINS, KEY_BASE, KEY_SHIFT
+
+Floats = NDArray[np.float64]
+
+
+def log_bin(values: torch.Tensor) -> torch.Tensor:
+    """The bin of each finite value, int64; bins are in value order."""
+    bits = values.float().view(torch.int32)
+    magnitude = ((bits & 0x7FFFFFFF) >> KEY_SHIFT).sub_(KEY_BASE).clamp_(0, HALF_BINS - 1)
+    return torch.where(bits < 0, HALF_BINS - 1 - magnitude, HALF_BINS + magnitude).long()
+
+
+def histogram_by_row(values: torch.Tensor) -> torch.Tensor:
+    """Counts of each row's values, float64 [rows, BINS]."""
+    bins = log_bin(values)
+    counts = torch.zeros((len(values), BINS), dtype=torch.float64, device=values.device)
+    one = torch.ones((), dtype=torch.float64, device=values.device)
+    return counts.scatter_add_(1, bins, one.expand_as(bins))
+
+
+def magnitude_edges() -> Floats:
+    """Lower edges of the HALF_BINS magnitude bins; the first is 0."""
+    keys = np.arange(KEY_BASE, KEY_BASE + HALF_BINS, dtype=np.uint32) << np.uint32(KEY_SHIFT)
+    edges = keys.view(np.float32).astype(np.float64)
+    edges[0] = 0.0
+    return edges
+
+
+def bin_values() -> Floats:
+    """The value that stands for each bin: its middle, 0 in the two innermost ones.
+
+    The outermost bins are open; their lower edge stands for them until clipped by the extremes.
+    """
+    edges = magnitude_edges()
+    middle = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])
+    middle[0] = 0.0
+    return np.concatenate((-middle[::-1], middle))
+
+
+def percentiles(
+    counts: Floats, lowest: Floats, highest: Floats, quantiles: Sequence[float]
+) -> list[Floats]:
+    """Percentiles of each row from its bin counts, one array of [rows] per quantile.
+
+    Follows numpy's linear rule between order statistics, each taken as the middle of its bin and
+    clipped to the measured `lowest` and `highest`; rows without counts give NaN.
+    """
+    cumulative = np.cumsum(counts, axis=1)
+    total = cumulative[:, -1]
+    values = bin_values()
+    result = []
+    for quantile in quantiles:
+        rank = np.maximum(total - 1, 0) * (quantile / 100)
+        below = np.floor(rank)
+        fraction = rank - below
+        ends = []
+        for position in (below, np.minimum(below + 1, np.maximum(total - 1, 0))):
+            # The element at this rank is in the first bin whose cumulative count exceeds it.
+            # Half a count of slack absorbs rounding where counts were divided by replicas.
+            found = np.argmax(cumulative > position[:, None] + 0.5, axis=1)
+            ends.append(np.clip(values[found], lowest, highest))
+        estimate = ends[0] * (1 - fraction) + ends[1] * fraction
+        result.append(np.where(total > 0.5, estimate, np.nan))
+    return result

@@ -1,0 +1,203 @@
+"""One SUM and one MAX all_reduce carry everything that ranks tell each other in an observation.
+
+The SUM buffer (float64) holds the rows of all parameters, one telemetry slot per rank (zeros on
+the others, so the sum is a gather), and the losses since the last observation. The MAX buffer
+(float32) holds the maxima. Both have the same size on every rank whatever happens locally: an error
+travels as text inside the rank's slot, so nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
+from distmon.errors import PlanMismatchError, RunFolderError
+from distmon.metrics import RANK_METRICS
+from distmon.probe import Rows
+
+Floats = NDArray[np.float64]
+
+_SLOT = {metric.name: i for i, metric in enumerate(RANK_METRICS)}
+_TEXT_NUMBERS = 12
+_BYTES_PER_NUMBER = 6  # a float64 holds 48 bits exactly
+SLOT_SIZE = len(RANK_METRICS) + _TEXT_NUMBERS
+
+
+class Ranks:
+    """The ranks that observe together, on a process group of the monitor's own.
+
+    Without an initialised process group it is a world of one. Creating it is a collective call.
+    """
+
+    def __init__(self, timeout_s: float, enabled: bool = True) -> None:
+        self.together = enabled and dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if self.together else 0
+        self.size = dist.get_world_size() if self.together else 1
+        self._group = (
+            dist.new_group(timeout=timedelta(seconds=timeout_s)) if self.together else None
+        )
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Reduce in place; on CUDA it is queued on the current stream and returns at once."""
+        if self.together:
+            dist.all_reduce(tensor, op=op, group=self._group)
+
+    def sum_by_rank(self, values: torch.Tensor) -> torch.Tensor:
+        """Gather equal-sized integer tables from all ranks: [size, *values.shape]."""
+        table = torch.zeros((self.size, *values.shape), dtype=values.dtype, device=values.device)
+        table[self.rank] = values
+        self.all_reduce(table, dist.ReduceOp.SUM)
+        return table
+
+    def agree(self, plan_hash: int, ready: bool, device: torch.device) -> None:
+        """Raise on every rank alike when ranks would observe different things or rank 0 cannot."""
+        mine = torch.tensor([plan_hash, int(ready)], dtype=torch.int64, device=device)
+        table = self.sum_by_rank(mine).tolist()
+        hashes = [row[0] for row in table]
+        majority = max(set(hashes), key=lambda h: (hashes.count(h), -hashes.index(h)))
+        others = [str(rank) for rank, value in enumerate(hashes) if value != majority]
+        if others:
+            raise PlanMismatchError(
+                f"rank {', '.join(others)} would observe other parameters, shapes or settings "
+                f"than the other {self.size - len(others)} ranks; every rank must attach the same "
+                "model with the same config"
+            )
+        unready = [str(rank) for rank, row in enumerate(table) if not row[1]]
+        if ready and unready:
+            raise RunFolderError(f"rank {', '.join(unready)} could not open the run folder")
+
+    def close(self) -> None:
+        """Give the process group back; harmless when the default group is already gone."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+        self.together = False
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What every rank knows after the two collectives, on the host."""
+
+    sums: Floats
+    maxima: Floats
+    bins: Floats | None
+    ranks: Mapping[str, Floats]
+    errors: Mapping[int, str]
+    """Text by rank that could not observe."""
+    losses: Floats
+    """Mean over ranks by step since the last observation."""
+    loss_given: NDArray[np.bool_]
+    """Which of those steps had a loss on any rank."""
+
+
+class Buffers:
+    """The two buffers of one monitor and the views of their parts, allocated once."""
+
+    def __init__(
+        self, parameters: int, ranks: Ranks, bins: bool, loss_slots: int, device: torch.device
+    ) -> None:
+        self._ranks = ranks
+        self._loss_slots = loss_slots
+        row_size = len(SUM_COLUMNS) + (BINS if bins else 0)
+        sizes = (parameters * len(SUM_COLUMNS), parameters * (row_size - len(SUM_COLUMNS)))
+        sizes += (ranks.size * SLOT_SIZE, 2 * loss_slots)
+        self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        self._max = torch.zeros(
+            parameters * len(MAX_COLUMNS), dtype=torch.float32, device=device
+        )
+        rows, histogram, slots, losses = self._sum.split(sizes)
+        self.rows = Rows(
+            sums=rows.view(parameters, len(SUM_COLUMNS)),
+            maxima=self._max.view(parameters, len(MAX_COLUMNS)),
+            bins=histogram.view(parameters, BINS) if bins else None,
+        )
+        self._slots = slots.view(ranks.size, SLOT_SIZE)
+        self._losses = losses.view(2, loss_slots)
+        pinned = device.type == "cuda"
+        self._host_sum = torch.empty_like(self._sum, device="cpu", pin_memory=pinned)
+        self._host_max = torch.empty_like(self._max, device="cpu", pin_memory=pinned)
+        self._host_slot = torch.zeros(SLOT_SIZE, dtype=torch.float64, pin_memory=pinned)
+        self._done: torch.cuda.Event | None = torch.cuda.Event() if pinned else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one rank sends into the collectives of one observation."""
+        return sum(t.numel() * t.element_size() for t in (self._sum, self._max))
+
+    def put_telemetry(
+        self, values: Mapping[str, float], checksum: torch.Tensor | None, error: str
+    ) -> None:
+        """Fill this rank's slot and clear the others."""
+        slot = self._host_slot.numpy()
+        slot[:] = 0
+        for name, value in values.items():
+            slot[_SLOT[name]] = value
+        slot[len(RANK_METRICS) :] = _pack_text(error)
+        self._slots.zero_()
+        mine = self._slots[self._ranks.rank]
+        mine.copy_(self._host_slot, non_blocking=True)
+        if checksum is not None:
+            mine[_SLOT["checksum"]] = checksum
+
+    def put_losses(self, values: torch.Tensor, given: torch.Tensor) -> None:
+        """Losses by step since the last observation, and 1 where this rank has one."""
+        self._losses.zero_()
+        self._losses[0, : len(values)] = torch.where(given > 0, values, 0.0)
+        self._losses[1, : len(given)] = given
+
+    def start(self) -> None:
+        """Enter the two collectives and queue the copy to the host. Does not wait on CUDA."""
+        self._ranks.all_reduce(self._sum, dist.ReduceOp.SUM)
+        self._ranks.all_reduce(self._max, dist.ReduceOp.MAX)
+        self._host_sum.copy_(self._sum, non_blocking=True)
+        self._host_max.copy_(self._max, non_blocking=True)
+        if self._done is not None:
+            self._done.record()
+
+    def finish(self, steps: int) -> Reduced:
+        """The reduced numbers; `steps` is how many losses are meant.
+
+        Called some steps after `start` on CUDA, when the copy is long done.
+        """
+        if self._done is not None:
+            self._done.synchronize()
+        parameters = len(self.rows.sums)
+        total = self._host_sum.numpy().copy()
+        bins_size = 0 if self.rows.bins is None else parameters * BINS
+        cuts = np.cumsum([parameters * len(SUM_COLUMNS), bins_size, self._slots.numel()])
+        rows, histogram, slot_part, loss_part = np.split(total, cuts)
+        slots = slot_part.reshape(self._ranks.size, SLOT_SIZE)
+        loss_sum, loss_count = loss_part.reshape(2, self._loss_slots)[:, :steps]
+        errors = (_unpack_text(slot[len(RANK_METRICS) :]) for slot in slots)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            losses = np.where(loss_count > 0, loss_sum / loss_count, np.nan)
+        return Reduced(
+            sums=rows.reshape(parameters, len(SUM_COLUMNS)),
+            maxima=self._host_max.numpy().reshape(parameters, -1).astype(np.float64),
+            bins=histogram.reshape(parameters, BINS) if self.rows.bins is not None else None,
+            ranks={name: slots[:, i].copy() for name, i in _SLOT.items()},
+            errors={rank: text for rank, text in enumerate(errors) if text},
+            losses=losses,
+            loss_given=loss_count > 0,
+        )
+
+
+def _pack_text(text: str) -> list[float]:
+    raw = text.encode("ascii", "replace")[: _TEXT_NUMBERS * _BYTES_PER_NUMBER]
+    raw = raw.ljust(_TEXT_NUMBERS * _BYTES_PER_NUMBER, b"\0")
+    parts = range(0, len(raw), _BYTES_PER_NUMBER)
+    return [float(int.from_bytes(raw[i : i + _BYTES_PER_NUMBER], "little")) for i in parts]
+
+
+def _unpack_text(numbers: Sequence[float] | Floats) -> str:
+    if not any(numbers):
+        return ""
+    raw = b"".join(int(n).to_bytes(_BYTES_PER_NUMBER, "little") for n in numbers)
+    return raw.rstrip(b"\0").decode("ascii", "replace")

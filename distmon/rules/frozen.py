@@ -1,0 +1,128 @@
+"""Parameters that should learn and do not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from distmon.record import ParamTable, Record
+from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
+
+# Half a unit in the last place is about 2e-3 of a bf16 weight, 2e-4 of fp16 and 3e-8 of fp32.
+_COARSE_ROUNDING = 1e-5
+
+
+class _Reason(NamedTuple):
+    words: str
+    advice: tuple[str, ...]
+
+
+REASONS: Mapping[str, _Reason] = {
+    "requires_grad": _Reason(
+        "requires_grad was switched off after the start",
+        (
+            "find what calls requires_grad_(False) on it during the run",
+            "if that is meant, exclude it from the monitor",
+        ),
+    ),
+    "not_in_optimizer": _Reason(
+        "no optimizer owns it",
+        (
+            "pass it to the optimizer, or set requires_grad=False if it is meant to stay",
+            "build the optimizer after the last change of the model (new head, tied weights, LoRA)",
+        ),
+    ),
+    "no_gradient": _Reason(
+        "it gets no gradient",
+        (
+            "check that its output reaches the loss (detach, no_grad, an unused branch)",
+            "look for a hook or a zero_grad that clears it between backward and step",
+        ),
+    ),
+    "zero_gradient": _Reason(
+        "its gradient is exactly zero everywhere",
+        (
+            "look for dead units or a mask that multiplies its output by zero",
+            "check for gradients that underflow in fp16: raise the loss scale",
+        ),
+    ),
+    "rounding": _Reason(
+        "its updates are lost to rounding",
+        (
+            "keep fp32 master weights for it, or use stochastic rounding",
+            "raise the learning rate: an update below half a unit in the last place does nothing",
+        ),
+    ),
+    "ignored": _Reason(
+        "it has a gradient, but the optimizer does not change it",
+        (
+            "check what the optimizer does with it (a wrapper, a closure, a restored copy)",
+            "check that the learning rate of its group is the one you set",
+        ),
+    ),
+}
+
+
+def reason(table: ParamTable, i: int) -> str:
+    """Why parameter `i` does not move, as a key of REASONS."""
+    c = table.columns
+    if c["requires_grad"][i] == 0:
+        return "requires_grad"
+    if c["in_optimizer"][i] == 0:
+        return "not_in_optimizer"
+    if c["has_grad"][i] == 0:
+        return "no_gradient"
+    if c["grad_zero_fraction"][i] == 1:
+        return "zero_gradient"
+    with np.errstate(invalid="ignore", divide="ignore"):
+        coarseness = c["update_lost_bound"][i] / c["weight_norm"][i]
+        # Adam-like steps move an element by about the learning rate.
+        typical = c["update_lost_bound"][i] * c["weight_std"][i] / c["weight_norm"][i]
+    if coarseness > _COARSE_ROUNDING or c["lr"][i] < typical:
+        return "rounding"
+    return "ignored"
+
+
+def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """One finding per frozen parameter, grouped by reason."""
+    table = record.params
+    c = table.columns
+    for i in np.flatnonzero(c["frozen"] > 0):
+        why = reason(table, int(i))
+        words = REASONS[why].words
+        if why == "rounding":
+            words += f" ({c['update_lost_fraction'][i]:.0%} of its non-zero gradients)"
+        yield Finding(
+            key=table.names[i],
+            group=why,
+            message=words,
+            params=(table.names[i],),
+            advice=REASONS[why].advice,
+            measured=float(c["update_ratio"][i]),
+            threshold=limits["ratio"],
+        )
+
+
+def tell(findings: Sequence[Finding]) -> str:
+    """One sentence for all parameters that are frozen for one reason."""
+    names = name_some([f.key for f in findings])
+    first = findings[0]
+    subject = f"{names} did not move" if len(findings) == 1 else f"{len(findings)} parameters did not move: {names}"
+    return f"{subject} (update ratio {first.measured:.1e} <= {first.threshold:.0e}): {first.message}"
+
+
+RULES = (
+    Rule(
+        name="frozen",
+        summary="update_ratio <= ratio for `patience` observations; not while its lr is 0",
+        check=check,
+        tell=tell,
+        severity="warning",
+        patience=3,
+        cooldown=10,
+        thresholds={"ratio": Threshold(1e-12, "update ratio at or below which nothing moved")},
+        advice=("the message says why it does not move; the advice follows from that",),
+    ),
+)

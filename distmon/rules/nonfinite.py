@@ -1,0 +1,97 @@
+"""NaN and Inf in loss, gradient or weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from distmon.alert import Alert
+from distmon.record import NonFinite, NonFinitePlace, Record
+from distmon.rules.base import Finding, Limits, Memory, Rule, layer_of, name_some
+
+ADVICE = (
+    "resume from the last checkpoint before it, with a lower learning rate or skipping that batch",
+    "check the batch of that step and the first named parameter's inputs for overflow",
+    "in fp16 use a GradScaler; in bf16 keep norms, softmax and the loss in fp32",
+)
+
+
+def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """One finding while anything is not finite; it names the origin when that was located."""
+    found = record.nonfinite
+    if found is not None:
+        yield Finding(
+            key="nonfinite",
+            message=_located(found),
+            params=tuple(dict.fromkeys(place.param for place in found.places)),
+            ranks=tuple(dict.fromkeys(place.rank for place in found.places)),
+            measured=float(found.param_count),
+            threshold=0.0,
+        )
+        return
+    count = sum(record.metrics.get(f"debug/{kind}_param_count", 0.0) for kind in ("nan", "inf"))
+    bad_losses = [step for step, loss in record.losses.items() if not math.isfinite(loss)]
+    if count or bad_losses:
+        where = f"the loss of step {bad_losses[0]}" if bad_losses else f"{count:.0f} parameters"
+        yield Finding(
+            key="nonfinite",
+            message=f"{where} still hold{'s' if bad_losses else ''} NaN or Inf",
+            measured=float(count),
+            threshold=0.0,
+        )
+
+
+def at_once(step: int, what: str, value: float, rank: int, next_observation: int) -> Alert:
+    """The alert of the very step, before ranks have spoken to each other."""
+    return Alert(
+        rule="nonfinite",
+        severity="critical",
+        step=step,
+        message=(
+            f"the {what} is {value} at step {step} on rank {rank}; where it started is told at "
+            f"the next observation, step {next_observation}"
+        ),
+        ranks=(rank,),
+        advice=ADVICE,
+        measured=value,
+        threshold=None,
+    )
+
+
+def _located(found: NonFinite) -> str:
+    seen = f"first seen at step {found.step} through the {found.signal}"
+    if not found.places:
+        return f"NaN or Inf {seen}; no weight or gradient held one when looked at"
+    first = found.places[0]
+    more = ""
+    if found.param_count > 1:
+        others = dict.fromkeys(place.param for place in found.places[1:])
+        others.pop(first.param, None)
+        more = f"; {found.param_count} parameters hold some, also {name_some([*others], 3)}"
+    ranks = sorted({place.rank for place in found.places if place.param == first.param})
+    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {name_some([str(r) for r in ranks])}"
+    return (
+        f"NaN or Inf {seen}: {_content(first)} of {first.param} ({layer_of(first.param)}) "
+        f"on {where} is the first in layer order{more}"
+    )
+
+
+def _content(place: NonFinitePlace) -> str:
+    parts = (
+        (place.weight_nan, "NaN in the weight"),
+        (place.weight_inf, "Inf in the weight"),
+        (place.grad_nan, "NaN in the gradient"),
+        (place.grad_inf, "Inf in the gradient"),
+    )
+    return " and ".join(f"{count} {what}" for count, what in parts if count)
+
+
+RULES = (
+    Rule(
+        name="nonfinite",
+        summary="any NaN or Inf in loss, gradient or weight",
+        check=check,
+        severity="critical",
+        advice=ADVICE,
+    ),
+)

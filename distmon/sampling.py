@@ -1,0 +1,186 @@
+"""Which elements of each parameter are read, and where they lie on this rank.
+
+The sample is chosen in the index space of the unsharded parameter from its name and a seed, so it
+is the same on every rank, under every sharding and after every resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from csrc_triton.row_layout import GROUPS, RUN
+from distmon.layout import Shard
+
+# Rows of one chunk are processed together; 2**17 elements of float32 stay in a core's cache.
+CHUNK_ELEMENTS = 1 << 17
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The sampled elements of one parameter, in slot order: slot s is element s % 8 of run s // 8."""
+
+    indices: NDArray[np.int64]
+    expansion: float
+    """A sum over the sample times this is an unbiased estimate of the sum over the parameter."""
+    numel: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether every element is read, so that nothing is estimated."""
+        return len(self.indices) == self.numel and self.expansion == 1.0
+
+
+def choose(name: str, numel: int, sample_size: int, seed: int) -> Sample:
+    """Pick about `sample_size` elements of a parameter with `numel`.
+
+    The flattened parameter is cut into aligned runs of 8 and into as many equal strata as runs are
+    wanted; stratum k contributes the run under a uniformly chosen point of it. The points have the
+    same density everywhere, so every run is equally likely to be read and sums are unbiased.
+    """
+    wanted = -(-sample_size // RUN)
+    if numel <= wanted * RUN:
+        return Sample(np.arange(numel, dtype=np.int64), 1.0, numel)
+    available = -(-numel // RUN)
+    stratum = np.arange(wanted, dtype=np.float64)
+    points = (stratum + _uniform(name, seed, wanted)) * (available / wanted)
+    runs = np.minimum(points.astype(np.int64), available - 1)
+    indices = (runs[:, None] * RUN + np.arange(RUN)).reshape(-1)
+    return Sample(indices[indices < numel], available / wanted, numel)
+
+
+def _uniform(name: str, seed: int, count: int) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1) that depend on the name and the seed only (splitmix64)."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        z = np.uint64(int.from_bytes(digest, "little")) + golden * np.arange(
+            1, count + 1, dtype=np.uint64
+        )
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclass
+class Chunk:
+    """Rows that are gathered and reduced together, each as [GROUPS, width] slots.
+
+    `offsets` are flat offsets into the local tensor; `padding` marks the slots that hold nothing
+    (None when all are used). `snapshot` keeps the samples from just before the step.
+    """
+
+    rows: NDArray[np.int64]
+    offsets: torch.Tensor
+    padding: torch.Tensor | None
+    snapshot: torch.Tensor
+    used: torch.Tensor
+    """Slots in use by row, float64."""
+    half_ulp: torch.Tensor
+    """Half a unit in the last place of 1.0 in each row's weight dtype, float64."""
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """The tables of one rank on one device."""
+
+    names: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    chunks: tuple[Chunk, ...]
+    device: torch.device
+    dtype: torch.dtype
+    """float32, or float64 when a weight is: what samples are held in."""
+    plan_hash: int
+    """48 bits; equal on two ranks exactly when they sample the same elements."""
+    region_key: int
+    """48 bits; equal on two ranks that hold the same pieces."""
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of snapshot and tables."""
+        return sum(
+            t.numel() * t.element_size()
+            for c in self.chunks
+            for t in (c.offsets, c.padding, c.snapshot, c.used, c.half_ulp)
+            if t is not None
+        )
+
+
+def build_plan(
+    shards: Sequence[Shard], sample_size: int, seed: int, device: torch.device
+) -> SamplePlan:
+    """Choose every sample and lay out the part that this rank holds."""
+    samples = tuple(choose(s.name, s.numel, sample_size, seed) for s in shards)
+    placed = [_place(shard, sample) for shard, sample in zip(shards, samples, strict=True)]
+    dtype = torch.float64 if any(s.dtype == torch.float64 for s in shards) else torch.float32
+    # Rows of similar width share a chunk, so that padding stays small.
+    order = sorted((i for i, p in enumerate(placed) if p.size), key=lambda i: -placed[i].shape[1])
+    chunks: list[Chunk] = []
+    while order:
+        width = placed[order[0]].shape[1]
+        taken = max(1, CHUNK_ELEMENTS // (GROUPS * width))
+        chunks.append(_chunk(order[:taken], placed, shards, width, dtype, device))
+        order = order[taken:]
+    what = [f"{s.name}{s.global_shape}{x.expansion}{len(x.indices)}" for s, x in zip(shards, samples, strict=True)]
+    return SamplePlan(
+        names=tuple(s.name for s in shards),
+        samples=samples,
+        chunks=tuple(chunks),
+        device=device,
+        dtype=dtype,
+        plan_hash=hash48(f"{seed}", *what),
+        region_key=hash48(*(f"{s.name}:{s.region.key()}" for s in shards)),
+    )
+
+
+def hash48(*texts: str) -> int:
+    """A hash that a float64 holds exactly."""
+    digest = hashlib.blake2b("\n".join(texts).encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _place(shard: Shard, sample: Sample) -> NDArray[np.int64]:
+    """Local offsets as [GROUPS, width], -1 in unused slots; size 0 when nothing is held here."""
+    local = shard.region.local(sample.indices)
+    slots = np.flatnonzero(local >= 0)
+    if not slots.size:
+        return np.empty((GROUPS, 0), dtype=np.int64)
+    group = slots // RUN % GROUPS
+    counts = np.bincount(group, minlength=GROUPS)
+    placed = np.full((GROUPS, int(counts.max())), -1, dtype=np.int64)
+    for g in range(GROUPS):
+        placed[g, : counts[g]] = local[slots[group == g]]
+    return placed
+
+
+def _chunk(
+    rows: list[int],
+    placed: list[NDArray[np.int64]],
+    shards: Sequence[Shard],
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Chunk:
+    table = np.full((len(rows), GROUPS, width), -1, dtype=np.int64)
+    for i, row in enumerate(rows):
+        table[i, :, : placed[row].shape[1]] = placed[row]
+    table = table.reshape(len(rows), GROUPS * width)
+    unused = table < 0
+    fits = bool(table.max() < 2**31)
+    offsets = torch.from_numpy(np.maximum(table, 0).astype(np.int32 if fits else np.int64))
+    return Chunk(
+        rows=np.asarray(rows, dtype=np.int64),
+        offsets=offsets.to(device),
+        padding=torch.from_numpy(unused).to(device) if unused.any() else None,
+        snapshot=torch.zeros(table.shape, dtype=dtype, device=device),
+        used=torch.from_numpy((~unused).sum(1).astype(np.float64)).to(device),
+        half_ulp=torch.tensor(
+            [torch.finfo(shards[r].dtype).eps / 2 for r in rows], dtype=torch.float64
+        ).to(device),
+    )

@@ -1,0 +1,79 @@
+"""Watches the numbers that cover everything, the loss and the total gradient norm, at every step.
+
+A sample cannot promise to see one NaN, but these do. When one of them is not finite, this rank looks
+through all its weights and gradients there and then and keeps the result: by the next observation
+the NaN would be everywhere and its origin lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from distmon.layout import Shard
+from distmon.localise import SIGNALS
+from distmon.losses import host_value, on_host
+from distmon.probe.exact import nonfinite_counts
+
+
+@dataclass
+class Evidence:
+    """Where this rank held NaN and Inf when one of its signals was first not finite."""
+
+    step: int
+    signal: int
+    """Index into SIGNALS."""
+    value: float
+    counts: torch.Tensor
+    """int64 [parameters, 4], see `nonfinite_counts`."""
+
+    told: bool = False
+    """Whether the alert of the very step has gone out."""
+
+    @property
+    def what(self) -> str:
+        return SIGNALS[self.signal]
+
+
+class SignalWatch:
+    """Looks at signals without ever waiting for a device.
+
+    A number on the host is judged at once. One on an accelerator is copied to pinned memory and
+    judged at the first later step that finds the copy done.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+        self._in_flight: deque[tuple[int, int, torch.Tensor, torch.cuda.Event]] = deque()
+        self.evidence: Evidence | None = None
+        """The first of this stretch of trouble; cleared by the monitor when it is over."""
+
+    def watch(self, signal: int, value: float | torch.Tensor, step: int) -> None:
+        """Take in one signal of `step`."""
+        if on_host(value):
+            self._judge(signal, host_value(value), step)
+        elif isinstance(value, torch.Tensor):
+            copy = torch.empty((), dtype=torch.float32, pin_memory=True)
+            copy.copy_(value.detach().reshape(()), non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+            self._in_flight.append((signal, step, copy, done))
+
+    def poll(self) -> None:
+        """Judge the copies that have arrived."""
+        while self._in_flight and self._in_flight[0][3].query():
+            signal, step, copy, _ = self._in_flight.popleft()
+            self._judge(signal, host_value(copy), step)
+
+    def forget(self, step: int, signal: int) -> None:
+        """Drop the evidence of a step that was skipped on purpose, as a GradScaler does."""
+        if self.evidence and self.evidence.step == step and self.evidence.signal == signal:
+            self.evidence = None
+
+    def _judge(self, signal: int, value: float, step: int) -> None:
+        if not math.isfinite(value) and self.evidence is None:
+            self.evidence = Evidence(step, signal, value, nonfinite_counts(self._shards))

@@ -1,0 +1,219 @@
+"""One readable line per observation, and a panel per alert."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from distmon.alert import Alert
+from distmon.record import Record
+
+BAD: Final = "bold red"
+SEVERITY_STYLES: Final = {"info": "cyan", "warning": "yellow", "critical": BAD}
+PANEL_WIDTH: Final = 100
+SHOWN_PLACES: Final = 5
+SHORTEST_NAME: Final = 8
+LOG_WIDTH: Final = 160
+
+
+class ConsoleSink:
+    """Prints to a rich console. A trainer with a progress bar passes that bar's console."""
+
+    def __init__(self, console: Console, total_steps: int | None = None) -> None:
+        self._console = console
+        self._total_steps = total_steps
+
+    def record(self, record: Record) -> None:
+        # rich takes a log file to be 80 columns wide, which would cost half of the line.
+        width = self._console.width if self._console.is_terminal else LOG_WIDTH
+        self._print(record_line(record, self._total_steps, width))
+        for fault in record.faults:
+            self._print(Text(f"  fault at step {record.step}: {fault}", style="yellow"))
+
+    def alert(self, alert: Alert) -> None:
+        self._console.print(alert_panel(alert, min(self._console.width, PANEL_WIDTH)))
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Field:
+    text: str
+    keep: int
+    """Fields with the lowest number go first when the line is too long for the terminal."""
+    style: str = ""
+
+
+def record_line(record: Record, total_steps: int | None = None, width: int | None = None) -> Text:
+    """The line of one record; metrics that were not measured are left out.
+
+    With a `width`, the name of the parameter with the largest update is shortened and then the less
+    important fields are left out until the line fits.
+    """
+    fields = _fields(record, total_steps, None)
+    if width is None:
+        return _join(fields)
+    if _length(fields) > width:
+        room = len(_name_of_largest(record)) - (_length(fields) - width)
+        fields = _fields(record, total_steps, room if room >= SHORTEST_NAME else 0)
+    while len(fields) > 1 and _length(fields) > width:
+        fields.remove(min(fields, key=lambda field: field.keep))
+    return _join(fields)
+
+
+def _fields(record: Record, total_steps: int | None, longest_name: int | None) -> list[_Field]:
+    of_total = "" if total_steps is None else f"/{total_steps}"
+    fields = [_Field(f"step:{record.step}{of_total}", 100)]
+    if not record.applied:
+        fields.append(_Field("skipped", 99, "bold yellow"))
+
+    def add(label: str, tag: str, show: Callable[[float], str], keep: int) -> None:
+        value = record.metrics.get(tag)
+        if value is not None:
+            fields.append(_field(label, value, show, keep))
+
+    add("loss", "train/step_loss", _loss, 90)
+    add("ema", "train/step_loss_ema", _short, 50)
+    add("update_ratio", "monitor/update_ratio_median", _exponent, 80)
+    largest = record.metrics.get("monitor/update_ratio_max")
+    if largest is not None:
+        name = _shorten(_name_of_largest(record), longest_name)
+        field = _field("max", largest, _exponent, 25)
+        fields.append(_Field(field.text + (f"({name})" if name else ""), field.keep, field.style))
+    add("grad_norm", "monitor/grad_norm", _short, 70)
+    add("frozen", "monitor/frozen_count", _count, 60)
+    for label, tag in (
+        ("nan_params", "debug/nan_param_count"),
+        ("inf_params", "debug/inf_param_count"),
+    ):
+        value = record.metrics.get(tag)
+        if value is not None and value != 0:
+            fields.append(_Field(f"{label}:{_count(value)}", 95, BAD))
+    add("lr", "train/lr", _exponent, 30)
+    add("tok/s", "performance/tokens_per_second", _thousands, 40)
+    seconds = record.metrics.get("performance/step_seconds")
+    if seconds is not None:
+        good = math.isfinite(seconds)
+        text = f"{_duration(seconds) if good else seconds}/step"
+        fields.append(_Field(text, 35, "" if good else BAD))
+    add("monitor", "performance/monitor_fraction", lambda value: f"{100 * value:.2f}%", 20)
+    return fields
+
+
+def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
+    """What is wrong, where, and what to try, coloured by severity."""
+    style = SEVERITY_STYLES[alert.severity]
+    parts: list[RenderableType] = [Text(alert.message)]
+    places = Text()
+    for label, names in (
+        ("parameters", alert.params),
+        ("layers", alert.layers),
+        ("ranks", [str(rank) for rank in alert.ranks]),
+    ):
+        if names:
+            places.append("\n" if places else "")
+            places.append(f"{label}: ", style="bold")
+            places.append(_listed(names))
+    if places:
+        parts.append(places)
+    if alert.advice:
+        advice = Table.grid(padding=(0, 1))
+        advice.add_column(justify="right", style=style, no_wrap=True)
+        advice.add_column()
+        for number, text in enumerate(alert.advice, start=1):
+            advice.add_row(f"{number}.", Text(text))
+        parts.append(Padding(advice, (1, 0, 0, 0)))
+    title = Text(f"{alert.severity.upper()} {alert.rule} at step {alert.step}", style=style)
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        border_style=style,
+        padding=(0, 1),
+        width=width,
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = len(shown) - SHOWN_PLACES
+    return ", ".join(shown[:SHOWN_PLACES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _field(label: str, value: float, show: Callable[[float], str], keep: int) -> _Field:
+    if math.isfinite(value):
+        return _Field(f"{label}:{show(value)}", keep)
+    return _Field(f"{label}:{value}", 95, BAD)
+
+
+def _length(fields: list[_Field]) -> int:
+    return sum(len(field.text) for field in fields) + len(fields) - 1
+
+
+def _join(fields: list[_Field]) -> Text:
+    line = Text(" ").join(Text(field.text, style=field.style) for field in fields)
+    line.no_wrap = True
+    line.overflow = "ignore"
+    return line
+
+
+def _name_of_largest(record: Record) -> str:
+    ratios = record.params.columns.get("update_ratio")
+    if ratios is None or not np.isfinite(ratios).any():
+        return ""
+    row = int(np.argmax(np.where(np.isfinite(ratios), ratios, -np.inf)))
+    return record.params.names[row].removesuffix(".weight")
+
+
+def _shorten(name: str, longest: int | None) -> str:
+    """The end of a name tells more than its beginning: `…attn.qkv`."""
+    if longest is None or len(name) <= longest:
+        return name
+    return f"…{name[1 - longest :]}" if longest else ""
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4f}" if value == 0 or 1e-2 <= abs(value) < 1e5 else _exponent(value)
+
+
+def _short(value: float) -> str:
+    if value == 0 or 1 <= abs(value) < 1e5:
+        return f"{value:.2f}"
+    return f"{value:.2g}" if 1e-2 <= abs(value) < 1 else _exponent(value)
+
+
+def _exponent(value: float) -> str:
+    """Two digits in few characters: 3.1e-3, 1e-4."""
+    digits, power = f"{value:.1e}".split("e")
+    return "0" if value == 0 else f"{digits.removesuffix('.0')}e{int(power)}"
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _thousands(value: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # 999.95k would print as 1000.0k: the next unit takes over before that.
+        if abs(value) >= limit * 0.99995:
+            return f"{value / limit:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 0.01:
+        return f"{1000 * seconds:.1f}ms"
+    return f"{1000 * seconds:.0f}ms" if seconds < 9.9995 else f"{seconds:.1f}s"

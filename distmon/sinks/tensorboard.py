@@ -1,0 +1,58 @@
+"""TensorBoard event files in the run folder's `tb/`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distmon.alert import Alert
+from distmon.errors import ConfigError
+from distmon.record import Record
+from distmon.run_folder import RunFolder
+from distmon.sinks.tags import param_histograms, param_scalars, scalars_by_step
+
+
+class TensorBoardSink:
+    """Scalars of every record, alerts as text, and tags of the selected parameters."""
+
+    def __init__(self, folder: RunFolder, selected: frozenset[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "the sink \"tensorboard\" needs a package: pip install 'distmon[tensorboard]'"
+            ) from None
+        # TensorBoard then hides what earlier attempts logged from this step on.
+        purge = None if folder.attempt == 0 else (folder.resumed_from or 0) + 1
+        self._selected = selected
+        self._writer: Any = SummaryWriter(str(folder.tensorboard_path), purge_step=purge)
+
+    def record(self, record: Record) -> None:
+        write = self._writer
+        for step, scalars in scalars_by_step(record).items():
+            for tag, value in scalars.items():
+                write.add_scalar(tag, value, step, walltime=record.time)
+        for tag, value in param_scalars(record.params, self._selected).items():
+            write.add_scalar(tag, value, record.step, walltime=record.time)
+        for tag, bins in param_histograms(record.params, self._selected).items():
+            write.add_histogram_raw(
+                tag,
+                min=bins.smallest,
+                max=bins.largest,
+                num=float(bins.counts.sum()),
+                sum=bins.total,
+                sum_squares=bins.total_squares,
+                bucket_limits=bins.edges[1:].tolist(),
+                bucket_counts=bins.counts.tolist(),
+                global_step=record.step,
+                walltime=record.time,
+            )
+        write.flush()
+
+    def alert(self, alert: Alert) -> None:
+        lines = [f"**{alert.severity.upper()}** step {alert.step}: {alert.message}", ""]
+        lines += [f"{number}. {text}" for number, text in enumerate(alert.advice, start=1)]
+        self._writer.add_text(f"alerts/{alert.rule}", "\n".join(lines), alert.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

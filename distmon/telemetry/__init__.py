@@ -1,0 +1,1 @@
+"""What each rank tells about itself: timing and throughput."""

@@ -1,0 +1,33 @@
+"""Step time and tokens since the last observation, from a clock on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class StepClock:
+    """Counts steps and tokens between observations. `now` is a monotonic clock in seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._start: float | None = None
+        self._last = 0.0
+        self._intervals = 0
+        self._tokens = 0.0
+
+    def tick(self, tokens: float | None) -> None:
+        """A step is done. The first ever only starts the clock: nothing says when it began."""
+        self._last = self._now()
+        if self._start is None:
+            self._start = self._last
+        else:
+            self._intervals += 1
+        self._tokens += tokens or 0.0
+
+    def take(self) -> dict[str, float]:
+        """This rank's mean step time and tokens; counting starts anew."""
+        elapsed = self._last - self._start if self._start is not None else 0.0
+        seconds = elapsed / self._intervals if self._intervals else 0.0
+        tokens, self._tokens = self._tokens, 0.0
+        self._start, self._intervals = self._last, 0
+        return {"step_seconds": seconds, "tokens": tokens}

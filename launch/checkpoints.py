@@ -1,0 +1,110 @@
+"""Checkpoints on disk: written whole or not at all, checked before they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from bad_input import BadInput
+from gpt import Shape
+from torch import nn
+
+NAME = re.compile(r"step-(\d+)\.pt")
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoint folder of one run. Only rank 0 saves."""
+
+    folder: Path
+    keep: int
+    """How many older checkpoints of this run stay besides the latest."""
+    written: list[Path] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Make the folder, so that one that cannot be written is known before the first step."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            reason = f"cannot write checkpoints to {self.folder}: {error.strerror}"
+            raise BadInput(reason) from None
+
+    def save(self, step: int, content: dict[str, Any]) -> Path:
+        """Write the state after `step` steps and remove what is no longer kept.
+
+        Files of earlier runs in the same folder are never removed.
+        """
+        path = self.folder / f"step-{step:06d}.pt"
+        partial = path.with_suffix(f".partial-{os.getpid()}")
+        try:
+            with partial.open("wb") as file:
+                torch.save({**content, "step": step}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            # A reader, or a crash, sees the old file or the new one and never half of it.
+            partial.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise BadInput(f"cannot write the checkpoint {path}: {error.strerror}") from None
+        self.written = [*(old for old in self.written if old != path), path]
+        for old in self.written[: -(self.keep + 1)]:
+            old.unlink(missing_ok=True)
+        self.written = self.written[-(self.keep + 1) :]
+        return path
+
+
+def find_checkpoint(resume: str, folder: Path) -> Path:
+    """The file that `--resume PATH` or `--resume latest` means.
+
+    The latest is the one written last, not the one with the most steps: an earlier, longer run may
+    have used the same folder.
+    """
+    if resume != "latest":
+        path = Path(resume)
+        if not path.is_file():
+            raise BadInput(f"there is no checkpoint {path} to resume from")
+        return path
+    found = [path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)]
+    if not found:
+        raise BadInput(f"--resume latest found no checkpoint in {folder}")
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def read_checkpoint(path: Path, shape: Shape) -> dict[str, Any]:
+    """Load on the CPU and make sure that it is whole and of a model of this shape."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        # A broken file fails in many ways (zip, pickle, end of file): all mean the same.
+        raise BadInput(f"{path} is damaged or is not a checkpoint of this trainer") from None
+    if not isinstance(content, dict) or not {"model", "optimizer", "step", "shape"} <= set(content):
+        raise BadInput(f"{path} is not a checkpoint of this trainer")
+    here, there = asdict(shape), content["shape"]
+    differing = [
+        f"{key} {there.get(key)} there, {here[key]} here"
+        for key in here
+        if there.get(key) != here[key]
+    ]
+    if differing:
+        raise BadInput(f"{path} is of another model: {', '.join(differing)}")
+    return content
+
+
+def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Put a checkpoint into the model, not wrapped yet, and its optimizer; returns its step.
+
+    No random state is restored because none is used: batches follow from the step alone and the
+    model has no dropout.
+    """
+    model.load_state_dict(content["model"])
+    optimizer.load_state_dict(content["optimizer"])
+    return int(content["step"])

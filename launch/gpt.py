@@ -1,0 +1,104 @@
+"""A small GPT: pre-norm blocks, learned positions, causal attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What fixes the parameters. A checkpoint fits a model of the same shape only."""
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    context: int = 128
+    vocabulary: int = 256
+    tied: bool = False
+
+
+class Attention(nn.Module):
+    """Causal self-attention over (batch, time, width)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, width = x.shape
+        heads = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+
+
+class Mlp(nn.Module):
+    """Four times wider inside."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
+        self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Attention, then the MLP, each on a normalised copy of the residual stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.width)
+        self.attn = Attention(shape)
+        self.norm2 = nn.LayerNorm(shape.width)
+        self.mlp = Mlp(shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """Byte ids (batch, time) to logits (batch, time, vocabulary); `time` is at most the context."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self._initialise()
+        if shape.tied:
+            self.head.weight = self.embed.weight
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        # The residual stream sums 2 x layers branches; so its variance does not grow with depth.
+        residual_std = 0.02 / math.sqrt(2 * self.shape.layers)
+        for block in self.blocks:
+            nn.init.normal_(block.attn.out.weight, std=residual_std)
+            nn.init.normal_(block.mlp.down.weight, std=residual_std)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        x = self.embed(ids) + self.positions(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy in nats per byte, in float32 whatever the logits are."""
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

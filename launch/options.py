@@ -1,0 +1,224 @@
+"""The command line: every option is declared once, typed, and checked before training starts."""
+
+# ruff: noqa: RUF009  (`_option` is `dataclasses.field` with more metadata, and as harmless)
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bad_input import BadInput
+from faults import KINDS
+from gpt import Shape
+from monitoring import MonitorRequest, split_monitor_options
+
+EPILOG = """\
+monitoring (needs --monitor): any key of distmon's configuration is an option, for example
+  --monitor.interval 20             steps from one observation to the next
+  --monitor.sample-size exact       elements read per parameter, or all of them
+  --monitor.topk 5                  how many of the worst parameters are named
+  --monitor.sinks console,jsonl     where records go
+  --monitor.run-dir runs/first      the run folder
+  --monitor.rules.frozen.patience 2
+  --monitor.config monitor.yaml     a file with such keys; options win over it
+
+faults (--inject): frozen drops the gradient of one parameter from that step on, as a misplaced hook
+does; nan makes one gradient element NaN on one rank; spike trains one step on random bytes with the
+loss 50 times too large; desync adds a little noise to one weight on one rank. All are real.
+"""
+
+
+def _option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    low: float | None = None,
+    kind: type | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also a command line option; `low` is its smallest valid value."""
+    kind = kind or type(default)
+    metavar = metavar or {int: "N", float: "X", Path: "PATH"}.get(kind)
+    about = {
+        "help": help,
+        "group": group,
+        "low": low,
+        "kind": kind,
+        "choices": choices,
+        "metavar": metavar,
+    }
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that can be set about a training run."""
+
+    data: Path | None = _option(
+        None,
+        "text file to train on; Python's own standard library when absent",
+        group="data",
+        kind=Path,
+        metavar="FILE",
+    )
+    corpus_mb: float = _option(4.0, "read at most this many megabytes", group="data", low=0.001)
+    seed: int = _option(0, "fixes weights and batches", group="data", low=0)
+
+    layers: int = _option(4, "blocks", group="model", low=1)
+    width: int = _option(128, "size of the residual stream", group="model", low=1)
+    heads: int = _option(4, "attention heads", group="model", low=1)
+    context: int = _option(128, "bytes per sequence", group="model", low=1)
+    tied: bool = _option(False, "share the weight of embedding and head", group="model")
+
+    steps: int = _option(300, "optimizer steps of the whole run", group="training", low=1)
+    batch_size: int = _option(
+        16, "sequences per step, over all ranks and micro-batches", group="training", low=1
+    )
+    accumulate: int = _option(1, "micro-batches per step", group="training", low=1)
+    lr: float = _option(3e-3, "peak learning rate", group="training", low=0)
+    warmup: int = _option(20, "steps of linear warmup", group="training", low=0)
+    weight_decay: float = _option(0.1, "of matrices", group="training", low=0)
+    clip: float = _option(1.0, "largest gradient norm", group="training", low=1e-12)
+    bf16: bool = _option(False, "autocast to bfloat16", group="training")
+    compile: bool = _option(False, "torch.compile the model", group="training")
+    device: str = _option(
+        "auto", "what to train on", group="training", choices=("auto", "cpu", "cuda")
+    )
+
+    log_every: int = _option(
+        10, "steps between plain lines, where there is no bar and no monitor", group="output", low=1
+    )
+    eval_every: int = _option(
+        100, "steps between evaluations; also first and last; 0 for none", group="output", low=0
+    )
+    eval_sequences: int = _option(256, "validation sequences per evaluation", group="output", low=1)
+
+    checkpoint_dir: Path = _option(
+        Path("runs/checkpoints"), "folder of the checkpoints", group="checkpoints", kind=Path
+    )
+    save_every: int = _option(
+        100, "steps between checkpoints; also at the end; 0 for none", group="checkpoints", low=0
+    )
+    keep: int = _option(1, "older checkpoints kept besides the latest", group="checkpoints", low=0)
+    resume: str | None = _option(
+        None,
+        "continue from a checkpoint, on any number of ranks",
+        group="checkpoints",
+        kind=str,
+        metavar="PATH|latest",
+    )
+
+    inject: str | None = _option(
+        None, "plant a real fault, see below", group="faults", kind=str, choices=KINDS
+    )
+    inject_at: int = _option(40, "step of the fault", group="faults", low=1)
+    inject_rank: int | None = _option(
+        None,
+        "rank of the fault; nan, desync: the last; frozen, spike: all",
+        group="faults",
+        low=0,
+        kind=int,
+    )
+    inject_param: str | None = _option(
+        None,
+        "parameter of the fault; a middle mlp.up.weight when absent",
+        group="faults",
+        kind=str,
+        metavar="NAME",
+    )
+
+    monitor: MonitorRequest | None = None
+    """None: distmon is not even imported."""
+
+    @property
+    def shape(self) -> Shape:
+        """The model's shape."""
+        return Shape(self.layers, self.width, self.heads, self.context, tied=self.tied)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports mistakes as `BadInput`, so that only one of many ranks prints them."""
+
+    def __init__(self, speaks: bool) -> None:
+        super().__init__(
+            prog="train.py",
+            description="Train a small language model on bytes, with one process or with torchrun.",
+            epilog=EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.speaks = speaks
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message} (--help lists the options)")
+
+    def print_help(self, file: Any = None) -> None:
+        if self.speaks:
+            super().print_help(file)
+
+
+def read_options(arguments: list[str], world: int, speaks: bool = True) -> Options:
+    """Parse and check the command line of a run on `world` ranks; `speaks`: print `--help`."""
+    arguments, request = split_monitor_options(arguments)
+    parser = _build_parser(speaks)
+    values = vars(parser.parse_args(arguments))
+    monitored = values.pop("monitor")
+    if not monitored and (request.overrides or request.config):
+        raise BadInput("--monitor.* options do nothing without --monitor; add --monitor")
+    options = Options(**values, monitor=request if monitored else None)
+    _check(options, world)
+    return options
+
+
+def _build_parser(speaks: bool) -> _Parser:
+    parser = _Parser(speaks)
+    groups: dict[str, Any] = {}
+    for each in fields(Options):
+        about = each.metadata
+        if not about:
+            continue
+        group = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
+        groups[about["group"]] = group
+        flag = "--" + each.name.replace("_", "-")
+        text = about["help"]
+        if each.default is not None and each.default is not False:
+            text = f"{text} (default {each.default})".strip()
+        if about["kind"] is bool:
+            group.add_argument(flag, action="store_true", help=text)
+        else:
+            group.add_argument(
+                flag,
+                type=about["kind"],
+                default=each.default,
+                choices=about["choices"],
+                metavar=about["metavar"],
+                help=text,
+            )
+    parser.add_argument_group("monitoring").add_argument(
+        "--monitor", action="store_true", help="watch the run with distmon, see below"
+    )
+    return parser
+
+
+def _check(options: Options, world: int) -> None:
+    for each in fields(Options):
+        low, value = each.metadata.get("low"), getattr(options, each.name)
+        # Written so that NaN, which compares as false with everything, is refused too.
+        if low is not None and value is not None and not value >= low:
+            flag = "--" + each.name.replace("_", "-")
+            raise BadInput(f"{flag} must be at least {low}, not {value}")
+    if options.width % options.heads:
+        raise BadInput(f"--width {options.width} must be divisible by --heads {options.heads}")
+    parts = world * options.accumulate
+    if options.batch_size % parts:
+        raise BadInput(
+            f"--batch-size {options.batch_size} must be divisible by {parts}, which is "
+            f"{world} rank{'s' * (world > 1)} x --accumulate {options.accumulate}"
+        )
+    if options.inject and options.inject_at > options.steps:
+        raise BadInput(
+            f"--inject-at {options.inject_at} is after the last step, --steps {options.steps}"
+        )

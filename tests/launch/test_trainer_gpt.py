@@ -1,0 +1,67 @@
+"""The model: names, size, causality, and the parts of training that are plain functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpt import GPT, Shape, loss_of
+from optimization import build_optimizer, learning_rate
+
+
+def test_parameter_names_and_size() -> None:
+    model = GPT(Shape())
+    names = [name for name, _ in model.named_parameters()]
+    expected = {
+        "embed.weight",
+        "positions.weight",
+        "blocks.0.norm1.weight",
+        "blocks.0.attn.qkv.weight",
+        "blocks.3.attn.out.weight",
+        "blocks.2.mlp.up.weight",
+        "blocks.2.mlp.down.weight",
+        "norm.bias",
+        "head.weight",
+    }
+    assert expected <= set(names)
+    assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 1e6
+
+
+def test_tied_head_is_the_embedding() -> None:
+    model = GPT(Shape(tied=True))
+    assert model.head.weight is model.embed.weight
+    assert "head.weight" not in dict(model.named_parameters())
+
+
+def test_no_output_depends_on_later_bytes() -> None:
+    torch.manual_seed(0)
+    model = GPT(Shape(layers=2, width=32, heads=2, context=16))
+    ids = torch.randint(0, 256, (1, 16))
+    changed = ids.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 256
+    before, after = model(ids), model(changed)
+    assert torch.equal(before[0, :10], after[0, :10])
+    assert not torch.equal(before[0, 10:], after[0, 10:])
+
+
+def test_untrained_loss_is_that_of_guessing() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 256, (4, 128))
+    loss = loss_of(GPT(Shape())(ids), ids.roll(-1, 1))
+    assert loss.item() == pytest.approx(torch.tensor(256.0).log().item(), abs=0.1)
+
+
+def test_only_matrices_decay() -> None:
+    model = GPT(Shape(layers=1))
+    decay, rest = build_optimizer(model, 1e-3, 0.1).param_groups
+    assert (decay["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    assert {p.ndim for p in decay["params"]} == {2}
+    assert {p.ndim for p in rest["params"]} == {1}
+    assert len(decay["params"]) + len(rest["params"]) == len(list(model.parameters()))
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(step, 100, 10, 1.0) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+    assert learning_rate(1, 1, 0, 1.0) > 0
