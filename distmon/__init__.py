@@ -9,4 +9,13 @@ from distmon.record import Record
 from distmon.wiring import attach
 
 __version__ = "0.1.0"
-__all__ = ["Alert", "DistmonError", "Monitor", "MonitorConfig", "Record", "Run", "attach", "read_run"]
+__all__ = [
+    "Alert",
+    "DistmonError",
+    "Monitor",
+    "MonitorConfig",
+    "Record",
+    "Run",
+    "attach",
+    "read_run",
+]

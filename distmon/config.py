@@ -24,7 +24,11 @@ ENV_PREFIX = "DISTMON_"
 
 def _as_list(value: Any) -> Any:
     """Accept `"a,b"` where a list is meant, as command lines and environments give it."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return (
+        [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, str)
+        else value
+    )
 
 
 NameList = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
@@ -93,7 +97,11 @@ class MonitorConfig(_Section):
     """Globs of the parameter names that are not."""
     run_dir: Path = Path("runs/distmon")
     """The run folder; continued when it exists."""
-    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(_as_list)] = ("console", "jsonl", "arrow")
+    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(_as_list)] = (
+        "console",
+        "jsonl",
+        "arrow",
+    )
     """Where records and alerts go."""
     queue_size: int = Field(default=256, ge=1)
     """Records a sink may fall behind before newer ones are dropped and counted."""
@@ -148,7 +156,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
         first_line = str(error).splitlines()[0]
-        raise ConfigError(f"{path} is not valid {path.suffix[1:] or 'YAML'}: {first_line}") from None
+        raise ConfigError(
+            f"{path} is not valid {path.suffix[1:] or 'YAML'}: {first_line}"
+        ) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -164,7 +174,9 @@ def explain(error: ValidationError, model: type[BaseModel], origin: str) -> str:
     if first["type"] == "extra_forbidden":
         section: type[BaseModel] = model
         for part in path[:-1]:
-            annotation = section.model_fields[part].annotation if part in section.model_fields else None
+            annotation = (
+                section.model_fields[part].annotation if part in section.model_fields else None
+            )
             if isinstance(annotation, type) and issubclass(annotation, BaseModel):
                 section = annotation
         hint = suggest(path[-1], list(section.model_fields))
@@ -184,7 +196,9 @@ def suggest(word: str, choices: list[str]) -> str:
 
 def _is_union_branch(part: Any) -> bool:
     """Pydantic adds the tried branch of a union to the location; people did not write it."""
-    return isinstance(part, str) and (part.startswith(("literal[", "constrained")) or part in ("int", "str"))
+    return isinstance(part, str) and (
+        part.startswith(("literal[", "constrained")) or part in ("int", "str")
+    )
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

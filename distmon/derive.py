@@ -105,13 +105,15 @@ def _moments(reduced: Reduced, sampling: Sampling, what: str) -> _Moments:
         mean = sums[:, SUM[f"{what}_sum"]] * scale / sampling.numel
         std = np.sqrt(np.maximum(square / sampling.numel - mean**2, 0.0))
         stderr = np.where(count > 0, stderr, np.nan)
-        if what != "u":
-            bad = sums[:, SUM[f"{what}_nan"]] + sums[:, SUM[f"{what}_inf"]] > 0
-            norm, mean, std = (np.where(bad, np.nan, x) for x in (norm, mean, std))
+        source = "w" if what == "u" else what
+        bad = sums[:, SUM[f"{source}_nan"]] + sums[:, SUM[f"{source}_inf"]] > 0
+        norm, mean, std = (np.where(bad, np.nan, x) for x in (norm, mean, std))
     return _Moments(copies, square, variance, norm, stderr, mean, std)
 
 
-def param_table(reduced: Reduced, sampling: Sampling, eps: float, frozen_ratio: float) -> ParamTable:
+def param_table(
+    reduced: Reduced, sampling: Sampling, eps: float, frozen_ratio: float
+) -> ParamTable:
     """Every per-parameter statistic; NaN where nothing was measured."""
     sums, maxima = reduced.sums, reduced.maxima
     weight, grad, update = (_moments(reduced, sampling, what) for what in "wgu")

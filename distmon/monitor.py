@@ -338,4 +338,3 @@ class Monitor:
         self._fault("collective", error)
         log.error("rank %d: monitoring ends here; training goes on", self._ranks.rank)
         self.close()
-

@@ -188,7 +188,10 @@ class Observer:
 
     def _faults(self, reduced: Reduced, step: int) -> tuple[str, ...]:
         faults = [f"rank {r} could not observe step {step}: {t}" for r, t in reduced.errors.items()]
-        for what, words in (("step", "counts steps differently"), ("plan_hash", "samples other elements")):
+        for what, words in (
+            ("step", "counts steps differently"),
+            ("plan_hash", "samples other elements"),
+        ):
             values = reduced.ranks[what]
             majority = max({*values.tolist()}, key=lambda v: int((values == v).sum()))
             faults += [f"rank {r} {words}" for r in np.flatnonzero(values != majority)]

@@ -105,7 +105,7 @@ def read_history(path: Path) -> History:
             if found is None:
                 break
             skipped += 1
-        end = size
+        end = offset
     dropped = size - end
     if dropped == len(END_OF_STREAM) and found is not None:
         with open(path, "rb") as file:

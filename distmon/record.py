@@ -24,7 +24,7 @@ class ParamTable:
     columns: Mapping[str, Column]
     """The PARAM_METRICS."""
     grad_histogram: NDArray[np.float64] | None = None
-    """Counts by parameter and signed log bin of `csrc_triton.row_layout`; None when switched off."""
+    """Counts by parameter and signed log bin (`csrc_triton.row_layout`); None when off."""
 
     @cached_property
     def percentiles(self) -> Mapping[str, Column]:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
+from distmon.device_marks import DeviceMark
 from distmon.errors import PlanMismatchError, RunFolderError
 from distmon.metrics import RANK_METRICS
 from distmon.probe import Rows
@@ -105,14 +106,17 @@ class Buffers:
     ) -> None:
         self._ranks = ranks
         self._loss_slots = loss_slots
-        row_size = len(SUM_COLUMNS) + (BINS if bins else 0)
-        sizes = (parameters * len(SUM_COLUMNS), parameters * (row_size - len(SUM_COLUMNS)))
-        sizes += (ranks.size * SLOT_SIZE, 2 * loss_slots)
-        self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        self._max = torch.zeros(
-            parameters * len(MAX_COLUMNS), dtype=torch.float32, device=device
+        columns = len(SUM_COLUMNS)
+        sizes = (
+            parameters * columns,
+            parameters * BINS if bins else 0,
+            ranks.size * SLOT_SIZE,
+            2 * loss_slots,
         )
-        rows, histogram, slots, losses = self._sum.split(sizes)
+        self._cuts = np.cumsum(sizes)[:-1]
+        self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        self._max = torch.zeros(parameters * len(MAX_COLUMNS), dtype=torch.float32, device=device)
+        rows, histogram, slots, losses = torch.split(self._sum, [*sizes])
         self.rows = Rows(
             sums=rows.view(parameters, len(SUM_COLUMNS)),
             maxima=self._max.view(parameters, len(MAX_COLUMNS)),
@@ -124,7 +128,8 @@ class Buffers:
         self._host_sum = torch.empty_like(self._sum, device="cpu", pin_memory=pinned)
         self._host_max = torch.empty_like(self._max, device="cpu", pin_memory=pinned)
         self._host_slot = torch.zeros(SLOT_SIZE, dtype=torch.float64, pin_memory=pinned)
-        self._done: torch.cuda.Event | None = torch.cuda.Event() if pinned else None
+        self._pinned = pinned
+        self._copied: DeviceMark | None = None
 
     @property
     def nbytes(self) -> int:
@@ -158,21 +163,17 @@ class Buffers:
         self._ranks.all_reduce(self._max, dist.ReduceOp.MAX)
         self._host_sum.copy_(self._sum, non_blocking=True)
         self._host_max.copy_(self._max, non_blocking=True)
-        if self._done is not None:
-            self._done.record()
+        self._copied = DeviceMark() if self._pinned else None
 
     def finish(self, steps: int) -> Reduced:
         """The reduced numbers; `steps` is how many losses are meant.
 
         Called some steps after `start` on CUDA, when the copy is long done.
         """
-        if self._done is not None:
-            self._done.synchronize()
+        if self._copied is not None:
+            self._copied.wait()
         parameters = len(self.rows.sums)
-        total = self._host_sum.numpy().copy()
-        bins_size = 0 if self.rows.bins is None else parameters * BINS
-        cuts = np.cumsum([parameters * len(SUM_COLUMNS), bins_size, self._slots.numel()])
-        rows, histogram, slot_part, loss_part = np.split(total, cuts)
+        rows, histogram, slot_part, loss_part = np.split(self._host_sum.numpy().copy(), self._cuts)
         slots = slot_part.reshape(self._ranks.size, SLOT_SIZE)
         loss_sum, loss_count = loss_part.reshape(2, self._loss_slots)[:, :steps]
         errors = (_unpack_text(slot[len(RANK_METRICS) :]) for slot in slots)

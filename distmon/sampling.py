@@ -23,7 +23,7 @@ CHUNK_ELEMENTS = 1 << 17
 
 @dataclass(frozen=True)
 class Sample:
-    """The sampled elements of one parameter, in slot order: slot s is element s % 8 of run s // 8."""
+    """The sampled elements of one parameter; slot s is element s % 8 of run s // 8."""
 
     indices: NDArray[np.int64]
     expansion: float
@@ -68,22 +68,24 @@ def _uniform(name: str, seed: int, count: int) -> NDArray[np.float64]:
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-@dataclass
+@dataclass(frozen=True)
 class Chunk:
     """Rows that are gathered and reduced together, each as [GROUPS, width] slots.
 
-    `offsets` are flat offsets into the local tensor; `padding` marks the slots that hold nothing
-    (None when all are used). `snapshot` keeps the samples from just before the step.
+    All tensors but `padding` are views of the plan's tables. `offsets` are flat offsets into the
+    local tensor; `padding` marks the slots that hold nothing (None when all are used); `snapshot`
+    keeps the samples from just before the step.
     """
 
     rows: NDArray[np.int64]
+    width: int
     offsets: torch.Tensor
     padding: torch.Tensor | None
     snapshot: torch.Tensor
-    used: torch.Tensor
-    """Slots in use by row, float64."""
+    group_counts: torch.Tensor
+    """int32 [rows, GROUPS]: used slots of each group; they come first."""
     half_ulp: torch.Tensor
-    """Half a unit in the last place of 1.0 in each row's weight dtype, float64."""
+    """float64 [rows]: half a unit in the last place of 1.0 in the row's weight dtype."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class SamplePlan:
 
     names: tuple[str, ...]
     samples: tuple[Sample, ...]
+    offsets: torch.Tensor
+    """Flat: the slots of all rows that have something here, chunk after chunk."""
+    snapshot: torch.Tensor
+    """Flat, beside `offsets`."""
     chunks: tuple[Chunk, ...]
     device: torch.device
     dtype: torch.dtype
@@ -104,12 +110,10 @@ class SamplePlan:
     @property
     def nbytes(self) -> int:
         """Device memory of snapshot and tables."""
-        return sum(
-            t.numel() * t.element_size()
-            for c in self.chunks
-            for t in (c.offsets, c.padding, c.snapshot, c.used, c.half_ulp)
-            if t is not None
-        )
+        tables = [self.offsets, self.snapshot]
+        for c in self.chunks:
+            tables += [c.group_counts, c.half_ulp, *([] if c.padding is None else [c.padding])]
+        return sum(t.numel() * t.element_size() for t in tables)
 
 
 def build_plan(
@@ -121,16 +125,32 @@ def build_plan(
     dtype = torch.float64 if any(s.dtype == torch.float64 for s in shards) else torch.float32
     # Rows of similar width share a chunk, so that padding stays small.
     order = sorted((i for i, p in enumerate(placed) if p.size), key=lambda i: -placed[i].shape[1])
-    chunks: list[Chunk] = []
+    tables: list[tuple[list[int], NDArray[np.int64]]] = []
     while order:
         width = placed[order[0]].shape[1]
         taken = max(1, CHUNK_ELEMENTS // (GROUPS * width))
-        chunks.append(_chunk(order[:taken], placed, shards, width, dtype, device))
+        tables.append((order[:taken], _stack([placed[row] for row in order[:taken]], width)))
         order = order[taken:]
-    what = [f"{s.name}{s.global_shape}{x.expansion}{len(x.indices)}" for s, x in zip(shards, samples, strict=True)]
+    flat = np.concatenate([t.reshape(-1) for _, t in tables] or [np.empty(0, dtype=np.int64)])
+    index_dtype = np.int32 if flat.size == 0 or flat.max() < 2**31 else np.int64
+    offsets = torch.from_numpy(np.maximum(flat, 0).astype(index_dtype)).to(device)
+    snapshot = torch.zeros(flat.size, dtype=dtype, device=device)
+    chunks: list[Chunk] = []
+    begin = 0
+    for rows, table in tables:
+        end = begin + table.size
+        views = (offsets[begin:end], snapshot[begin:end])
+        chunks.append(_chunk(rows, table, *views, [shards[r].dtype for r in rows]))
+        begin = end
+    what = [
+        f"{s.name}{s.global_shape}{x.expansion}{len(x.indices)}"
+        for s, x in zip(shards, samples, strict=True)
+    ]
     return SamplePlan(
         names=tuple(s.name for s in shards),
         samples=samples,
+        offsets=offsets,
+        snapshot=snapshot,
         chunks=tuple(chunks),
         device=device,
         dtype=dtype,
@@ -159,28 +179,32 @@ def _place(shard: Shard, sample: Sample) -> NDArray[np.int64]:
     return placed
 
 
+def _stack(placed: list[NDArray[np.int64]], width: int) -> NDArray[np.int64]:
+    """[rows, GROUPS, width], -1 in unused slots."""
+    table = np.full((len(placed), GROUPS, width), -1, dtype=np.int64)
+    for i, row in enumerate(placed):
+        table[i, :, : row.shape[1]] = row
+    return table
+
+
 def _chunk(
     rows: list[int],
-    placed: list[NDArray[np.int64]],
-    shards: Sequence[Shard],
-    width: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    table: NDArray[np.int64],
+    offsets: torch.Tensor,
+    snapshot: torch.Tensor,
+    dtypes: list[torch.dtype],
 ) -> Chunk:
-    table = np.full((len(rows), GROUPS, width), -1, dtype=np.int64)
-    for i, row in enumerate(rows):
-        table[i, :, : placed[row].shape[1]] = placed[row]
-    table = table.reshape(len(rows), GROUPS * width)
+    device = offsets.device
+    count, _, width = table.shape
+    shape = (count, GROUPS * width)
     unused = table < 0
-    fits = bool(table.max() < 2**31)
-    offsets = torch.from_numpy(np.maximum(table, 0).astype(np.int32 if fits else np.int64))
+    half_ulp = [torch.finfo(dtype).eps / 2 for dtype in dtypes]
     return Chunk(
         rows=np.asarray(rows, dtype=np.int64),
-        offsets=offsets.to(device),
-        padding=torch.from_numpy(unused).to(device) if unused.any() else None,
-        snapshot=torch.zeros(table.shape, dtype=dtype, device=device),
-        used=torch.from_numpy((~unused).sum(1).astype(np.float64)).to(device),
-        half_ulp=torch.tensor(
-            [torch.finfo(shards[r].dtype).eps / 2 for r in rows], dtype=torch.float64
-        ).to(device),
+        width=width,
+        offsets=offsets.view(shape),
+        padding=torch.from_numpy(unused.reshape(shape)).to(device) if unused.any() else None,
+        snapshot=snapshot.view(shape),
+        group_counts=torch.from_numpy((~unused).sum(2).astype(np.int32)).to(device),
+        half_ulp=torch.tensor(half_ulp, dtype=torch.float64).to(device),
     )

@@ -1,8 +1,8 @@
 """Watches the numbers that cover everything, the loss and the total gradient norm, at every step.
 
-A sample cannot promise to see one NaN, but these do. When one of them is not finite, this rank looks
-through all its weights and gradients there and then and keeps the result: by the next observation
-the NaN would be everywhere and its origin lost.
+A sample cannot promise to see one NaN, but these do. When one of them is not finite, this rank
+looks through all its weights and gradients there and then and keeps the result: by the next
+observation the NaN would be everywhere and its origin lost.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from distmon.device_marks import DeviceMark
 from distmon.layout import Shard
 from distmon.localise import SIGNALS
 from distmon.losses import host_value, on_host
@@ -48,7 +49,7 @@ class SignalWatch:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
-        self._in_flight: deque[tuple[int, int, torch.Tensor, torch.cuda.Event]] = deque()
+        self._in_flight: deque[tuple[int, int, torch.Tensor, DeviceMark]] = deque()
         self.evidence: Evidence | None = None
         """The first of this stretch of trouble; cleared by the monitor when it is over."""
 
@@ -59,13 +60,12 @@ class SignalWatch:
         elif isinstance(value, torch.Tensor):
             copy = torch.empty((), dtype=torch.float32, pin_memory=True)
             copy.copy_(value.detach().reshape(()), non_blocking=True)
-            done = torch.cuda.Event()
-            done.record()
+            done = DeviceMark()
             self._in_flight.append((signal, step, copy, done))
 
     def poll(self) -> None:
         """Judge the copies that have arrived."""
-        while self._in_flight and self._in_flight[0][3].query():
+        while self._in_flight and self._in_flight[0][3].done():
             signal, step, copy, _ = self._in_flight.popleft()
             self._judge(signal, host_value(copy), step)
 

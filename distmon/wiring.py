@@ -37,8 +37,8 @@ def attach(
 
     Call it on every rank, after wrapping the model and before its first forward. `config` is a
     mapping, a YAML or JSON file, or a `MonitorConfig`; keyword arguments override its keys. With
-    `hooks=False` the trainer calls `before_step()` and `after_step()` itself. `console` is where the
-    console sink prints; pass that of your progress bar. A mistake is a `DistmonError`.
+    `hooks=False` the trainer calls `before_step()` and `after_step()` itself. `console` is where
+    the console sink prints; pass that of your progress bar. A mistake is a `DistmonError`.
     """
     settings = load_config(config, overrides)
     active = configure(BUILTIN, settings.rules)
@@ -103,9 +103,10 @@ def _reporter(
 def _check_devices(shards: Sequence[Shard]) -> None:
     devices = {shard.weight().device for shard in shards}
     if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
         raise LayoutError(
-            f"the parameters of one process lie on {len(devices)} devices "
-            f"({', '.join(sorted(map(str, devices)))}); attach one monitor per device with `include`"
+            f"the parameters of one process lie on {len(devices)} devices ({names}); "
+            "attach one monitor per device with `include`"
         )
 
 

@@ -1,4 +1,4 @@
-"""A shard: the piece of one parameter that this rank holds, and where that piece lies in the whole."""
+"""A shard: the piece of one parameter that this rank holds, and where it lies in the whole."""
 
 from __future__ import annotations
 

@@ -46,9 +46,7 @@ class ExactPass:
             clean = torch.nan_to_num(x, 0.0, 0.0, 0.0)
             square = torch.linalg.vector_norm(clean, dtype=torch.float64).square()
             zeros = (clean == 0).sum() - nan.sum() - inf
-            total += torch.stack(
-                [clean.sum(dtype=torch.float64), square, nan.sum(), inf, zeros]
-            )
+            total += torch.stack([clean.sum(dtype=torch.float64), square, nan.sum(), inf, zeros])
             low = clean.masked_fill(~finite, torch.inf).amin()
             high = clean.masked_fill(~finite, -torch.inf).amax()
             highest = torch.maximum(highest, torch.stack([high, -low]).float())
@@ -77,11 +75,11 @@ class ExactPass:
 def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Flat pieces of a tensor that together hold every element once, without copying it."""
     if tensor.is_contiguous():
-        yield from tensor.detach().view(-1).split(PIECE_ELEMENTS)
+        yield from torch.split(tensor.detach().view(-1), PIECE_ELEMENTS)
     elif tensor.dim() == 1 or tensor[0].numel() <= PIECE_ELEMENTS:
         # Order does not matter to sums, so slices along the first dimension may be copied singly.
         rows = max(1, PIECE_ELEMENTS // max(1, tensor[0].numel()))
-        for part in tensor.detach().split(rows):
+        for part in torch.split(tensor.detach(), rows):
             yield part.reshape(-1)
     else:
         for part in tensor.detach():

@@ -23,7 +23,7 @@ _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class TorchProbe:
-    """Fills rows for one plan. `snapshot()` runs just before the step, `measure()` just after it."""
+    """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it."""
 
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard], exact: bool = False) -> None:
         self._plan = plan
@@ -79,6 +79,7 @@ class _Block:
     def __init__(self, chunk: Chunk, shards: Sequence[Shard], scratch: torch.Tensor) -> None:
         self.chunk = chunk
         self.shards = [shards[i] for i in chunk.rows]
+        self.used = chunk.group_counts.sum(1).double()
         self.row_ids = torch.from_numpy(chunk.rows).to(chunk.offsets.device)
         shape = chunk.offsets.shape
         self.weights = scratch[0, : chunk.offsets.numel()].view(shape)
@@ -131,31 +132,32 @@ class _Block:
 
         taken = applied.index_select(0, self.row_ids)
         graded = has_grad * taken
-        w_nan, w_inf, _ = _take_out_nonfinite(w)
-        g_nan, g_inf, g_finite = _take_out_nonfinite(g)
+        w_nan, w_inf, w_excluded = _take_out_nonfinite(w)
+        g_nan, g_inf, g_excluded = _take_out_nonfinite(g)
         if chunk.padding is not None:
-            g_finite &= ~chunk.padding
+            w_excluded |= chunk.padding
+            g_excluded |= chunk.padding
         delta = torch.nan_to_num_(w - chunk.snapshot, 0.0, 0.0, 0.0)
         lost = ((g != 0) & (w != 0)).logical_and_(delta == 0)
         # The exponent bits alone are the power of two at or below |w|; times the dtype's half ulp
         # of 1.0 that is the largest update rounding can swallow.
         binade = ((bits & _EXPONENT_MASK[w.dtype]).view(w.dtype) * lost).double()
         bound_sq = binade.square_().sum(1) * chunk.half_ulp.square()
-        not_sampled = w.shape[1] - chunk.used + g_nan + g_inf
+        not_sampled = w.shape[1] - self.used + g_nan + g_inf
         w_sum, w_squares = _sums(w)
         g_sum, g_squares = _sums(g)
         u_sum, u_squares = _sums(delta)
         columns = {
-            "w_count": chunk.used,
+            "w_count": self.used,
             "w_sum": w_sum,
             "w_nan": w_nan,
             "w_inf": w_inf,
-            "g_count": chunk.used * graded,
+            "g_count": self.used * graded,
             "g_sum": g_sum * graded,
             "g_nan": g_nan * graded,
             "g_inf": g_inf * graded,
             "g_zero": ((g == 0).sum(1) - not_sampled) * graded,
-            "u_count": chunk.used * taken,
+            "u_count": self.used * taken,
             "u_sum": u_sum * taken,
             "u_lost": lost.sum(1) * graded,
             "u_lost_bound_sq": bound_sq * graded,
@@ -166,9 +168,9 @@ class _Block:
         rows.sums.index_copy_(0, self.row_ids, torch.cat((scalars, *squares), 1))
 
         maxima = (
-            w.abs().amax(1),
-            _where(graded, g.masked_fill(~g_finite, -torch.inf).amax(1)),
-            _where(graded, -g.masked_fill(~g_finite, torch.inf).amin(1)),
+            w.abs().masked_fill_(w_excluded, -torch.inf).amax(1),
+            _where(graded, g.masked_fill(g_excluded, -torch.inf).amax(1)),
+            _where(graded, -g.masked_fill(g_excluded, torch.inf).amin(1)),
             _where(taken, delta.abs().amax(1)),
         )
         rows.maxima.index_copy_(0, self.row_ids, torch.stack(maxima, 1).float())
@@ -198,12 +200,12 @@ def _gather(tensor: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> N
 
 
 def _take_out_nonfinite(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count NaN and Inf by row, put zero in their place; also where x was finite."""
-    finite = torch.isfinite(x)
+    """Count NaN and Inf by row and put zero in their place; also where they were."""
+    bad = torch.isfinite(x).logical_not_()
     nan = torch.isnan(x).sum(1)
-    inf = x.shape[1] - finite.sum(1) - nan
+    inf = bad.sum(1) - nan
     torch.nan_to_num_(x, 0.0, 0.0, 0.0)
-    return nan, inf, finite
+    return nan, inf, bad
 
 
 def _sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -109,8 +109,14 @@ def tell(findings: Sequence[Finding]) -> str:
     """One sentence for all parameters that are frozen for one reason."""
     names = name_some([f.key for f in findings])
     first = findings[0]
-    subject = f"{names} did not move" if len(findings) == 1 else f"{len(findings)} parameters did not move: {names}"
-    return f"{subject} (update ratio {first.measured:.1e} <= {first.threshold:.0e}): {first.message}"
+    subject = (
+        f"{names} did not move"
+        if len(findings) == 1
+        else f"{len(findings)} parameters did not move: {names}"
+    )
+    return (
+        f"{subject} (update ratio {first.measured:.1e} <= {first.threshold:.0e}): {first.message}"
+    )
 
 
 RULES = (
@@ -123,6 +129,6 @@ RULES = (
         patience=3,
         cooldown=10,
         thresholds={"ratio": Threshold(1e-12, "update ratio at or below which nothing moved")},
-        advice=("the message says why it does not move; the advice follows from that",),
+        advice=tuple(f"if {why.words}: {why.advice[0]}" for why in REASONS.values()),
     ),
 )

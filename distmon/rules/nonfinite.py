@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from distmon.alert import Alert
 from distmon.record import NonFinite, NonFinitePlace, Record
-from distmon.rules.base import Finding, Limits, Memory, Rule, layer_of, name_some
+from distmon.rules.base import Finding, Limits, Memory, Rule, name_some
 
 ADVICE = (
     "resume from the last checkpoint before it, with a lower learning rate or skipping that batch",
@@ -63,25 +63,23 @@ def _located(found: NonFinite) -> str:
     if not found.places:
         return f"NaN or Inf {seen}; no weight or gradient held one when looked at"
     first = found.places[0]
-    more = ""
+    ranks = [str(place.rank) for place in found.places if place.param == first.param]
+    where = f"rank{'s' if len(ranks) > 1 else ''} {name_some(ranks)}"
+    message = f"NaN or Inf {seen}: on {where}, {first.param} holds {_content(first)}"
     if found.param_count > 1:
-        others = dict.fromkeys(place.param for place in found.places[1:])
-        others.pop(first.param, None)
-        more = f"; {found.param_count} parameters hold some, also {name_some([*others], 3)}"
-    ranks = sorted({place.rank for place in found.places if place.param == first.param})
-    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {name_some([str(r) for r in ranks])}"
-    return (
-        f"NaN or Inf {seen}: {_content(first)} of {first.param} ({layer_of(first.param)}) "
-        f"on {where} is the first in layer order{more}"
-    )
+        others = dict.fromkeys(place.param for place in found.places)
+        others.pop(first.param)
+        message += f"; it is the first in layer order of {found.param_count}, then "
+        message += name_some([*others], 3)
+    return message
 
 
 def _content(place: NonFinitePlace) -> str:
     parts = (
-        (place.weight_nan, "NaN in the weight"),
-        (place.weight_inf, "Inf in the weight"),
-        (place.grad_nan, "NaN in the gradient"),
-        (place.grad_inf, "Inf in the gradient"),
+        (place.weight_nan, "NaN in its weight"),
+        (place.weight_inf, "Inf in its weight"),
+        (place.grad_nan, "NaN in its gradient"),
+        (place.grad_inf, "Inf in its gradient"),
     )
     return " and ".join(f"{count} {what}" for count, what in parts if count)
 

@@ -19,7 +19,9 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
         if found.tie
         else f"the majority (rank {found.reference} and those equal to it)"
     )
-    where = name_some(found.params) if found.params else "weights that were equal again when looked at"
+    where = (
+        name_some(found.params) if found.params else "weights that were equal again when looked at"
+    )
     yield Finding(
         key="replicas",
         message=f"rank {ranks} no longer holds the same weights as {believed}: {where}",

@@ -35,9 +35,7 @@ def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
 def _finding(record: Record, i: int, limits: Limits) -> Finding:
     ratio = float(record.params.columns["update_ratio"][i])
     name = record.params.names[i]
-    return Finding(
-        key=name, message="", params=(name,), measured=ratio, threshold=limits["ratio"]
-    )
+    return Finding(key=name, message="", params=(name,), measured=ratio, threshold=limits["ratio"])
 
 
 def _tell(findings: Sequence[Finding], than: str) -> str:

@@ -1,0 +1,1 @@
+"""The `distmon` command: one module per subcommand."""

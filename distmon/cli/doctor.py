@@ -1,0 +1,128 @@
+"""`distmon doctor`: versions, devices, backends and extras, each with what follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Verdict = Literal["ok", "absent", "fails"]
+_MARKS = {"ok": "[green]ok[/]", "absent": "[yellow]--[/]", "fails": "[red]fails[/]"}
+_EXTRAS = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "deepspeed": "deepspeed",
+    "apprise": "alerts",
+    "prometheus_client": "prometheus",
+    "plotly": "report",
+    "transformers": "hf",
+    "lightning": "lightning",
+    "matplotlib": "bench",
+}
+"""Module to import, and the extra that installs it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's table."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+
+
+def examine() -> list[Finding]:
+    """Look at everything; a look that fails becomes a line that says so."""
+    findings: list[Finding] = []
+    for look in (_versions, _devices, _triton, _nvml, _collectives, _extras):
+        findings += _guarded(look)
+    return findings
+
+
+def print_findings(console: Console) -> None:
+    """Print the table."""
+    table = Table(title="distmon doctor", show_lines=False)
+    table.add_column("what")
+    table.add_column("")
+    table.add_column("detail", overflow="fold")
+    for finding in examine():
+        table.add_row(finding.what, _MARKS[finding.verdict], escape(finding.detail))
+    console.print(table)
+
+
+def _guarded(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    try:
+        return [*look()]
+    except Exception as error:
+        name = look.__name__.strip("_")
+        return [Finding(name, "fails", f"{type(error).__name__}: {error}")]
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    for package in ("distmon", "torch", "triton", "pydantic", "pyarrow", "nvidia-ml-py"):
+        try:
+            yield Finding(package, "ok", version(package))
+        except PackageNotFoundError:
+            yield Finding(package, "absent", f"pip install {package}")
+
+
+def _devices() -> Iterator[Finding]:
+    if not torch.cuda.is_available():
+        build = "this torch is a CPU build" if torch.version.cuda is None else "no GPU is visible"
+        if torch.version.hip is not None:
+            build = "this torch is a ROCm build, but no GPU is visible"
+        yield Finding("accelerator", "absent", f"{build}: samples are read by the torch backend")
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        memory = properties.total_memory / 2**30
+        yield Finding(f"cuda:{index}", "ok", f"{properties.name}, {memory:.0f} GiB")
+
+
+def _triton() -> Iterator[Finding]:
+    if importlib.util.find_spec("triton") is None:
+        yield Finding("triton backend", "absent", "triton is not installed (Linux only)")
+    elif not torch.cuda.is_available():
+        yield Finding("triton backend", "absent", "needs a CUDA or ROCm device")
+    else:
+        yield Finding("triton backend", "ok", "chosen by `backend: auto`")
+    yield Finding("torch backend", "ok", "runs on any device; the default on CPU")
+
+
+def _nvml() -> Iterator[Finding]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+        yield Finding("NVML", "ok", f"driver {driver}, {count} devices")
+    except pynvml.NVMLError as error:
+        yield Finding("NVML", "absent", f"{error}: GPU memory, power and clocks are not recorded")
+
+
+def _collectives() -> Iterator[Finding]:
+    if not dist.is_available():
+        yield Finding("torch.distributed", "absent", "this torch has none: one process only")
+        return
+    have = [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
+    yield Finding("torch.distributed", "ok", f"backends {', '.join(have)}")
+
+
+def _extras() -> Iterator[Finding]:
+    for module, extra in _EXTRAS.items():
+        if importlib.util.find_spec(module) is None:
+            yield Finding(f"extra {extra}", "absent", f"pip install 'distmon[{extra}]'")
+        else:
+            yield Finding(f"extra {extra}", "ok", version(module.replace("_", "-")))

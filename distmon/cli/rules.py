@@ -1,0 +1,41 @@
+"""`distmon rules`: what is watched for, with thresholds and advice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from distmon.config import load_config
+from distmon.rules import BUILTIN, configure
+
+_COLOURS = {"info": "cyan", "warning": "yellow", "critical": "red"}
+
+
+def print_rules(console: Console, config: Path | None) -> None:
+    """Print every rule as `config` (or the default) sets it; switched-off ones say so."""
+    settings = load_config(config).rules
+    active = {a.rule.name: a for a in configure(BUILTIN, settings)}
+    table = Table(title="distmon rules", show_lines=True)
+    for heading in ("rule", "severity", "fires when", "thresholds", "patience", "cooldown"):
+        table.add_column(heading, no_wrap=heading == "rule")
+    table.add_column("advice", ratio=2)
+    for rule in BUILTIN:
+        setting = active.get(rule.name)
+        if setting is None:
+            table.add_row(rule.name, "[dim]off[/]", rule.summary, "", "", "", "")
+            continue
+        severity = setting.severity or rule.severity
+        advice = rule.advice
+        table.add_row(
+            rule.name,
+            f"[{_COLOURS[severity]}]{severity}[/]",
+            rule.summary,
+            "\n".join(f"{name}: {value:g}" for name, value in setting.limits.items()),
+            str(setting.patience),
+            str(setting.cooldown),
+            "\n".join(f"{i}. {text}" for i, text in enumerate(advice, 1)),
+        )
+    console.print(table)
+    console.print("patience and cooldown are counted in observations, for each parameter alone")
