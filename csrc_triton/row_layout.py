@@ -25,7 +25,7 @@ SCALAR_COLUMNS: Final[tuple[str, ...]] = (
     "holders",  # ranks that hold a piece of the parameter
     "requires_grad",  # holders on which it requires a gradient
     "in_optimizer",  # holders on which an optimizer owns it
-    "lr",  # learning rate, added over holders
+    "lr",  # learning rate, added over the ranks whose optimizer owns it
     "w_count",  # sampled weights read
     "w_sum",
     "w_nan",

@@ -155,7 +155,7 @@ def param_table(
             "update_lost_bound": np.sqrt(
                 column("u_lost_bound_sq", update.copies) * sampling.expansion
             ),
-            "lr": sums[:, SUM["lr"]] / holders,
+            "lr": sums[:, SUM["lr"]] / sums[:, SUM["in_optimizer"]],
             "requires_grad": sums[:, SUM["requires_grad"]] / holders,
             "in_optimizer": sums[:, SUM["in_optimizer"]] / holders,
             "has_grad": (sums[:, SUM["g_count"]] > 0).astype(np.float64),

@@ -14,7 +14,9 @@ from gpt import Shape
 from monitoring import MonitorRequest, split_monitor_options
 
 EPILOG = """\
-monitoring (needs --monitor): any key of distmon's configuration is an option, for example
+monitoring: torchrun takes a bare --monitor for its own --monitor-interval and stops; there, write
+--monitoring, or put -- before the script: torchrun --nproc-per-node 2 -- launch/train.py --monitor
+With it, any key of distmon's configuration is an option, for example:
   --monitor.interval 20             steps from one observation to the next
   --monitor.sample-size exact       elements read per parameter, or all of them
   --monitor.topk 5                  how many of the worst parameters are named
@@ -167,7 +169,9 @@ def read_options(arguments: list[str], world: int, speaks: bool = True) -> Optio
     values = vars(parser.parse_args(arguments))
     monitored = values.pop("monitor")
     if not monitored and (request.overrides or request.config):
-        raise BadInput("--monitor.* options do nothing without --monitor; add --monitor")
+        raise BadInput(
+            "--monitor.* options do nothing without --monitor; add --monitor or --monitoring"
+        )
     options = Options(**values, monitor=request if monitored else None)
     _check(options, world)
     return options
@@ -198,7 +202,10 @@ def _build_parser(speaks: bool) -> _Parser:
                 help=text,
             )
     parser.add_argument_group("monitoring").add_argument(
-        "--monitor", action="store_true", help="watch the run with distmon, see below"
+        "--monitor",
+        "--monitoring",
+        action="store_true",
+        help="watch the run with distmon, see below",
     )
     return parser
 

@@ -1,7 +1,10 @@
 """Train a small language model on bytes, alone or under torchrun, with or without distmon.
 
-python launch/train.py --steps 300
-torchrun --nproc-per-node 2 launch/train.py --steps 300 --monitor --monitor.interval 20
+    python launch/train.py --steps 300 --monitor
+    torchrun --nproc-per-node 2 launch/train.py --steps 300 --monitoring
+
+`--monitor` and `--monitoring` are the same. torchrun takes a bare `--monitor` for an abbreviation
+of its own `--monitor-interval` and stops, unless `--` stands before the script.
 """
 
 from __future__ import annotations
@@ -203,7 +206,7 @@ def train(setup: Setup, model: nn.Module, monitor: Monitor | None, display: Disp
             if fault:
                 fault.after_step(step)
             if monitor:
-                monitor.step(loss=loss, tokens=tokens, lr=lr)
+                monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
             optimizer.zero_grad()
 
             recent.append(loss)

@@ -74,6 +74,8 @@ class ExactPass:
 
 def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Flat pieces of a tensor that together hold every element once, without copying it."""
+    if not tensor.numel():
+        return
     if tensor.is_contiguous():
         yield from torch.split(tensor.detach().view(-1), PIECE_ELEMENTS)
     elif tensor.dim() == 1 or tensor[0].numel() <= PIECE_ELEMENTS:

@@ -39,10 +39,10 @@ def magnitude_edges() -> Floats:
 def bin_values() -> Floats:
     """The value that stands for each bin: its middle, 0 in the two innermost ones.
 
-    The outermost bins are open; their lower edge stands for them until clipped by the extremes.
+    The outermost bins are open: they stand for infinity until clipped by the measured extremes.
     """
     edges = magnitude_edges()
-    middle = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])
+    middle = np.append((edges[:-1] + edges[1:]) / 2, np.inf)
     middle[0] = 0.0
     return np.concatenate((-middle[::-1], middle))
 

@@ -210,7 +210,7 @@ def _take_out_nonfinite(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
 
 def _sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum by row and sums of squares by group, in float64: float32 squares under- and overflow."""
-    x64 = x.double()
+    x64 = x.to(torch.float64, copy=True)
     total = x64.sum(1)
     return total, x64.square_().view(len(x), GROUPS, -1).sum(2)
 

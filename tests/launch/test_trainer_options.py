@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from bad_input import BadInput
 from monitoring import split_monitor_options
-from options import read_options
+from options import Options, read_options
+from torch.distributed.run import get_args_parser
 from train import main
 from trainer_process import TINY
 
@@ -101,3 +103,20 @@ def test_batch_must_fit_the_ranks() -> None:
     assert read_options(["--batch-size", "12", "--accumulate", "3"], world=4).batch_size == 12
     with pytest.raises(BadInput, match="divisible by 16, which is 4 ranks x --accumulate 4"):
         read_options(["--batch-size", "12", "--accumulate", "4"], world=4)
+
+
+def test_torchrun_passes_every_option_on() -> None:
+    """torchrun takes what abbreviates an option of its own for that option, wherever it stands."""
+    own = ["--" + each.name.replace("_", "-") for each in fields(Options) if each.metadata]
+    for option in [*own, "--monitoring", "--monitor.interval"]:
+        assert get_args_parser().parse_args(["train.py", option]).training_script_args == [option]
+    parsed = get_args_parser().parse_args(["--", "train.py", "--monitor"])
+    assert parsed.training_script_args == ["--monitor"]
+
+
+@pytest.mark.parametrize("word", ["--monitor", "--monitoring"])
+def test_both_words_turn_monitoring_on(word: str) -> None:
+    assert read_options([], world=1).monitor is None
+    request = read_options([word, "--monitor.interval", "5"], world=1).monitor
+    assert request is not None
+    assert request.overrides == {"interval": 5}

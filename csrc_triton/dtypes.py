@@ -1,0 +1,88 @@
+"""The dtypes a kernel can read, their codes in the address table, and the load that follows a code.
+
+One launch reads parameters of different dtypes. A pointer may not have two types in two branches
+(the interpreter accepts that, the compiler does not), so every branch loads and converts by itself
+and the branches merge values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+DTYPE_CODES: Final[dict[torch.dtype, int]] = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float64: 3,
+    torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+}
+_CODES: tl.constexpr = tl.constexpr(6)
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The code of a dtype; TypeError names the dtypes that can be read."""
+    code = DTYPE_CODES.get(dtype)
+    if code is None:
+        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPE_CODES)
+        raise TypeError(f"the Triton kernels read {known}, not {str(dtype).removeprefix('torch.')}")
+    return code
+
+
+def dtype_set(dtypes: Iterable[torch.dtype]) -> int:
+    """The DTYPES constexpr of a kernel: one bit per dtype that may occur in its address table."""
+    bits = 0
+    for dtype in dtypes:
+        bits |= 1 << dtype_code(dtype)
+    return bits
+
+
+@triton.jit
+def load_one_dtype(address, o_element, m_read, CODE: tl.constexpr, VALUE: tl.constexpr):
+    """Elements of one statically known dtype as VALUE, 0 where masked."""
+    if CODE == 0:
+        b_raw = tl.load(address.to(tl.pointer_type(tl.float32)) + o_element, mask=m_read, other=0)
+        b_value = b_raw.to(VALUE)
+    elif CODE == 1:
+        b_raw = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + o_element, mask=m_read, other=0)
+        b_value = b_raw.to(tl.float32).to(VALUE)
+    elif CODE == 2:
+        b_raw = tl.load(address.to(tl.pointer_type(tl.float16)) + o_element, mask=m_read, other=0)
+        b_value = b_raw.to(tl.float32).to(VALUE)
+    elif CODE == 3:
+        b_raw = tl.load(address.to(tl.pointer_type(tl.float64)) + o_element, mask=m_read, other=0)
+        b_value = b_raw.to(VALUE)
+    else:
+        # fp8 is decoded from its bits: sm_80 has no fp8e4nv and the detour through fp16 is exact,
+        # subnormals included, on every target.
+        b_byte = tl.load(address.to(tl.pointer_type(tl.uint8)) + o_element, mask=m_read, other=0)
+        b_bits = b_byte.to(tl.uint16)
+        if CODE == 4:
+            b_half = ((b_bits & 0x80) << 8) | ((b_bits & 0x7F) << 7)
+            b_scaled = b_half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+            b_value = tl.where((b_bits & 0x7F) == 0x7F, float("nan"), b_scaled).to(VALUE)
+        else:
+            b_half = (b_bits << 8).to(tl.uint16)
+            b_value = b_half.to(tl.float16, bitcast=True).to(tl.float32).to(VALUE)
+    return b_value
+
+
+@triton.jit
+def load_values(address, code, o_element, m_read, DTYPES: tl.constexpr, VALUE: tl.constexpr):
+    """Elements at flat offsets of the tensor at `address` as VALUE, 0 where masked.
+
+    With one dtype in DTYPES there is no branch, which keeps a pure bf16 or fp32 model lean.
+    """
+    b_value = tl.zeros(o_element.shape, VALUE)
+    for CODE in tl.static_range(_CODES):
+        if DTYPES == (1 << CODE):
+            b_value = load_one_dtype(address, o_element, m_read, CODE, VALUE)
+        elif (DTYPES >> CODE) & 1:
+            if code == CODE:
+                b_value = load_one_dtype(address, o_element, m_read, CODE, VALUE)
+    return b_value

@@ -1,0 +1,54 @@
+"""Run a function on several gloo ranks: real processes, a file store, no ports."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT_S = 60
+
+
+def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
+    """`function(rank, world, *args)` on every rank; the results by rank.
+
+    `function` must be importable. A rank that raises fails the test with its traceback.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.start_processes(
+            _enter, (function, world, folder, args), nprocs=world, join=False, start_method="spawn"
+        )
+        while not context.join(timeout=TIMEOUT_S):
+            pass
+        results = [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
+    for rank, (ok, value) in enumerate(results):
+        assert ok, f"rank {rank} failed:\n{value}"
+    return [value for _, value in results]
+
+
+def _enter(
+    rank: int, function: Callable[..., Any], world: int, folder: str, args: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    store = dist.FileStore(f"{folder}/store", world)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+    try:
+        outcome = (True, function(rank, world, *args))
+    except Exception:
+        outcome = (False, traceback.format_exc())
+    (Path(folder) / f"result{rank}").write_bytes(pickle.dumps(outcome))
+    if outcome[0]:
+        dist.barrier()
+    dist.destroy_process_group()

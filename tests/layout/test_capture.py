@@ -1,0 +1,71 @@
+"""What is found in a model, and under which names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from distmon.errors import LayoutError
+from distmon.layout import capture
+from distmon.layout.names import clean_name
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+        self.module = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.table = nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
+
+
+def test_tied_weights_count_once_and_integers_not_at_all() -> None:
+    names = [shard.name for shard in capture(Tied())]
+    assert names == ["embed.weight", "module.weight", "module.bias"]
+
+
+def test_wrappers_leave_no_trace_in_names() -> None:
+    plain = [shard.name for shard in capture(Tied())]
+    assert [shard.name for shard in capture(nn.DataParallel(Tied()))] == plain
+    assert [shard.name for shard in capture(torch.compile(Tied()))] == plain
+    assert [shard.name for shard in capture(torch.compile(nn.DataParallel(Tied())))] == plain
+    assert clean_name("a._orig_mod.b._fsdp_wrapped_module._checkpoint_wrapped_module.w") == "a.b.w"
+
+
+def test_weight_and_gradient_are_the_current_tensors() -> None:
+    model = nn.Linear(3, 3, bias=False)
+    (shard,) = capture(model)
+    assert shard.grad() is None
+    model(torch.ones(1, 3)).sum().backward()
+    assert shard.grad() is model.weight.grad
+    model.weight.data = torch.full((3, 3), 7.0)
+    assert shard.weight().data_ptr() == model.weight.data_ptr()
+    assert shard.numel == 9
+
+
+def test_include_and_exclude() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert [s.name for s in capture(model, ["*.weight"])] == ["0.weight", "1.weight"]
+    assert [s.name for s in capture(model, exclude=["0.*"])] == ["1.weight", "1.bias"]
+    with pytest.raises(LayoutError, match=r"none of the model's 4 parameters.*nothing"):
+        capture(model, ["nothing*"])
+
+
+def test_what_cannot_be_observed_is_said_in_one_sentence() -> None:
+    with pytest.raises(LayoutError, match="ReLU has no parameters"):
+        capture(nn.ReLU())
+    with pytest.raises(LayoutError, match=r"torch\.nn\.Module, not a dict"):
+        capture({})  # type: ignore[arg-type]
+    with torch.device("meta"), pytest.raises(LayoutError, match="meta device"):
+        capture(nn.Linear(2, 2))
+
+
+def test_sparse_gradients_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Embedding(10, 4, sparse=True)
+    (shard,) = capture(model)
+    model(torch.tensor([1])).sum().backward()
+    assert shard.grad() is None
+    assert shard.grad() is None
+    assert caplog.text.count("sparse gradient of weight") == 1
