@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/torchrun --nproc-per-node 2 launch/train.py --monitor --steps 300 \
+	$(BIN)/torchrun --nproc-per-node 2 -- launch/train.py --monitor --steps 300 \
 	    --monitor.interval 20 --monitor.run-dir $(RUN) --monitor.sinks console,jsonl,arrow,tensorboard
 	$(BIN)/distmon show $(RUN)
 

@@ -17,16 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from csrc_triton.dtypes import DTYPE_CODES, dtype_set
-from csrc_triton.sampled_stats import sampled_stats_kernel
-from csrc_triton.snapshot import snapshot_kernel
-from csrc_triton.tables import SAMPLED_WARPS
+from csrc_triton.configurations import Configuration, shipped_configurations
 
 TARGETS: Final[dict[str, GPUTarget]] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -35,18 +30,6 @@ TARGETS: Final[dict[str, GPUTarget]] = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 _BINARIES: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """One kernel with the constants that it is compiled for."""
-
-    kernel: str
-    name: str
-    function: Any
-    pointers: dict[str, str]
-    constants: dict[str, Any]
-    warps: int
 
 
 @dataclass(frozen=True)
@@ -67,66 +50,6 @@ class Resources:
     stores: dict[str, int] = field(default_factory=dict)
 
 
-def shipped_configurations() -> list[Configuration]:
-    """The dtype sets of real models, each alone and all together, with every option once."""
-    fp32, bf16, fp16 = torch.float32, torch.bfloat16, torch.float16
-    no64 = dtype_set(d for d in DTYPE_CODES if d != torch.float64)
-    sets = {
-        "fp32": dtype_set([fp32]),
-        "bf16": dtype_set([bf16]),
-        "fp16": dtype_set([fp16]),
-        "bf16+fp32": dtype_set([bf16, fp32]),
-        "fp16+fp32": dtype_set([fp16, fp32]),
-        "fp8+bf16+fp32": dtype_set([torch.float8_e4m3fn, torch.float8_e5m2, bf16, fp32]),
-        "all but fp64": no64,
-    }
-    rows = {"p_addresses": "*i64", "p_starts": "*i64", "p_widths": "*i32", "p_group_counts": "*i32"}
-    outputs = {
-        "p_applied": "*fp64",
-        "p_sums": "*fp64",
-        "p_maxima": "*fp32",
-        "p_bins": "*fp64",
-        "p_checksums": "*i64",
-    }
-    result = []
-
-    def sampled(name: str, dtypes: int, value: str, offset: tl.dtype, bins: int, width: int) -> None:
-        kept = f"*{value}"
-        constants = {
-            "DTYPES": dtypes,
-            "VALUE": tl.float64 if value == "fp64" else tl.float32,
-            "OFFSET": offset,
-            "BLOCK_W": width,
-        }
-        result.append(
-            Configuration(
-                "sampled_stats",
-                name,
-                sampled_stats_kernel,
-                {**rows, "p_half_ulp": "*fp64", "p_snapshot": kept, **outputs},
-                {**constants, "HISTOGRAM": bins},
-                SAMPLED_WARPS,
-            )
-        )
-        if bins == 1:
-            pointers = {**rows, "p_snapshot": kept}
-            result.append(
-                Configuration("snapshot", name, snapshot_kernel, pointers, constants, SAMPLED_WARPS)
-            )
-
-    for name, dtypes in sets.items():
-        sampled(name, dtypes, "fp32", tl.int32, 1, 128)
-    everything = no64 | dtype_set([torch.float64])
-    sampled("fp64", dtype_set([torch.float64]), "fp64", tl.int32, 1, 128)
-    sampled("all, kept as fp64", everything, "fp64", tl.int64, 1, 128)
-    sampled("all, kept as fp32", everything, "fp32", tl.int64, 1, 128)
-    sampled("bf16+fp32, no bins", sets["bf16+fp32"], "fp32", tl.int32, 0, 128)
-    sampled("bf16+fp32, weight bins", sets["bf16+fp32"], "fp32", tl.int32, 2, 128)
-    sampled("bf16+fp32, update bins", sets["bf16+fp32"], "fp32", tl.int32, 3, 128)
-    sampled("bf16+fp32, small sample", sets["bf16+fp32"], "fp32", tl.int32, 1, 16)
-    return result
-
-
 def compile_one(configuration: Configuration, target: str) -> Resources:
     """Compile for `target` and read the resources from the binary."""
     function = configuration.function
@@ -137,19 +60,19 @@ def compile_one(configuration: Configuration, target: str) -> Resources:
         signature={name: given[name] for name in names},
         constexprs={(names.index(k),): v for k, v in configuration.constants.items()},
     )
-    compiled = triton.compile(
-        source, target=TARGETS[target], options={"num_warps": configuration.warps}
-    )
-    shared = int(compiled.metadata.shared)
-    read = _read_amd if TARGETS[target].backend == "hip" else _read_nvidia
-    text = compiled.asm["amdgcn"] if TARGETS[target].backend == "hip" else compiled.asm["cubin"]
+    amd = TARGETS[target].backend == "hip"
+    options = {"num_warps": configuration.warps}
+    if configuration.register_limit and not amd:
+        options["maxnreg"] = configuration.register_limit
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    numbers = _read_amd(compiled.asm["amdgcn"]) if amd else _read_nvidia(compiled.asm["cubin"])
     return Resources(
         kernel=configuration.kernel,
         configuration=configuration.name,
         target=target,
         warps=configuration.warps,
-        shared_bytes=shared,
-        **read(text),
+        shared_bytes=int(compiled.metadata.shared),
+        **numbers,
     )
 
 

@@ -43,24 +43,38 @@ def dtype_set(dtypes: Iterable[torch.dtype]) -> int:
 
 
 @triton.jit
+def read(address, o_element, m_read, TYPE: tl.constexpr):
+    """Load with a mask, or 16-byte aligned and whole.
+
+    Only the second kind becomes 128-bit loads: a mask is not known to be the same for neighbours.
+    The hint must be given where the pointer is made: on a function argument it is lost.
+    """
+    if m_read is None:
+        p_first = tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
+        return tl.load(p_first + o_element)
+    else:
+        return tl.load(address.to(tl.pointer_type(TYPE)) + o_element, mask=m_read, other=0)
+
+
+@triton.jit
 def load_one_dtype(address, o_element, m_read, CODE: tl.constexpr, VALUE: tl.constexpr):
     """Elements of one statically known dtype as VALUE, 0 where masked."""
     if CODE == 0:
-        b_raw = tl.load(address.to(tl.pointer_type(tl.float32)) + o_element, mask=m_read, other=0)
+        b_raw = read(address, o_element, m_read, tl.float32)
         b_value = b_raw.to(VALUE)
     elif CODE == 1:
-        b_raw = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + o_element, mask=m_read, other=0)
+        b_raw = read(address, o_element, m_read, tl.bfloat16)
         b_value = b_raw.to(tl.float32).to(VALUE)
     elif CODE == 2:
-        b_raw = tl.load(address.to(tl.pointer_type(tl.float16)) + o_element, mask=m_read, other=0)
+        b_raw = read(address, o_element, m_read, tl.float16)
         b_value = b_raw.to(tl.float32).to(VALUE)
     elif CODE == 3:
-        b_raw = tl.load(address.to(tl.pointer_type(tl.float64)) + o_element, mask=m_read, other=0)
+        b_raw = read(address, o_element, m_read, tl.float64)
         b_value = b_raw.to(VALUE)
     else:
         # fp8 is decoded from its bits: sm_80 has no fp8e4nv and the detour through fp16 is exact,
         # subnormals included, on every target.
-        b_byte = tl.load(address.to(tl.pointer_type(tl.uint8)) + o_element, mask=m_read, other=0)
+        b_byte = read(address, o_element, m_read, tl.uint8)
         b_bits = b_byte.to(tl.uint16)
         if CODE == 4:
             b_half = ((b_bits & 0x80) << 8) | ((b_bits & 0x7F) << 7)

@@ -29,12 +29,18 @@ from csrc_triton.tables import (
     VALUE_TYPES,
     RowOutputs,
     RowTables,
-    block_width,
     check,
 )
 
 HistogramOf = Literal["gradients", "weights", "updates"]
 HISTOGRAM_CODES: Final[dict[HistogramOf, int]] = {"gradients": 1, "weights": 2, "updates": 3}
+
+STATS_BLOCK_WIDTH: Final = 16
+"""One element per thread and pass: twice that needs 128 registers."""
+REGISTER_LIMIT: Final = 64
+"""On NVIDIA; without it ptxas takes up to 72, with it 64 and still no spill."""
+MAX_SLOTS_PER_GROUP: Final = STATS_BLOCK_WIDTH << 15
+"""Flags are counted in 16-bit halves: more passes than 2**15 could overflow them."""
 
 _GROUPS: tl.constexpr = tl.constexpr(GROUPS)
 _BINS: tl.constexpr = tl.constexpr(BINS)
@@ -292,8 +298,14 @@ def fill_sampled_rows(
     rows = len(tables)
     check("applied", applied, torch.float64, (rows,), tables.device)
     outputs.verify(rows, tables.device)
+    if tables.widest > MAX_SLOTS_PER_GROUP:
+        raise ValueError(
+            f"a row of {tables.widest * GROUPS} samples is more than the kernel counts: "
+            f"at most {MAX_SLOTS_PER_GROUP * GROUPS}"
+        )
     if not rows:
         return
+    limit = {} if torch.version.hip else {"maxnreg": REGISTER_LIMIT}
     sampled_stats_kernel[(rows,)](
         tables.addresses,
         tables.starts,
@@ -310,6 +322,7 @@ def fill_sampled_rows(
         VALUE=VALUE_TYPES[tables.snapshot.dtype],
         OFFSET=OFFSET_TYPES[tables.offset_dtype],
         HISTOGRAM=0 if outputs.bins is None else HISTOGRAM_CODES[histogram_of],
-        BLOCK_W=block_width(tables.widest),
+        BLOCK_W=STATS_BLOCK_WIDTH,
         num_warps=SAMPLED_WARPS,
+        **limit,
     )

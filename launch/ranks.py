@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+# DDP imports it, and what it finds as the process group then becomes a default argument that lives
+# for ever. Imported before there is a group, it finds none, and `leave` really ends the group.
+import torch.distributed.nn
 from bad_input import BadInput
 
 T = TypeVar("T")
@@ -84,8 +89,12 @@ class Ranks:
         return float(self.total(value.detach()) / self.world)
 
     def leave(self) -> None:
-        """Take the process group down, so that no rank warns about one left behind."""
+        """End the process group and its threads; to be called when no model refers to it any more.
+
+        A gloo thread still alive while Python shuts down can abort a process that is done.
+        """
         if self.grouped:
+            gc.collect()  # a model wrapped in DDP is part of a reference cycle
             dist.destroy_process_group()
 
 

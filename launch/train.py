@@ -255,33 +255,37 @@ def summary(setup: Setup, outcome: Outcome, seconds: float) -> str:
     return ", ".join(parts)
 
 
+def run(arguments: list[str], ranks: Ranks) -> int:
+    """Everything between joining the other ranks and leaving them; returns the exit code."""
+    setup = ranks.together(lambda: prepare(arguments, ranks))
+    options = setup.options
+    console = make_console(ranks.is_main)
+    model = wrap(setup)
+    monitor: Monitor | None = None
+    if options.monitor:
+        request = options.monitor
+        monitor = ranks.together(
+            lambda: attach_monitor(
+                request, model, setup.optimizer, console, options.steps, setup.monitor_state
+            )
+        )
+    started = time.perf_counter()
+    display = Display(console, options.steps, setup.first, options.batch_size * options.context)
+    try:
+        with display:
+            outcome = train(setup, model, monitor, display)
+    finally:
+        if monitor:
+            monitor.close()
+    display.line(summary(setup, outcome, time.perf_counter() - started))
+    return 130 if outcome.interrupted else 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the trainer; returns the exit code. Bad input found on any rank ends all with code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     ranks = join_ranks()
     try:
-        setup = ranks.together(lambda: prepare(arguments, ranks))
-        options = setup.options
-        console = make_console(ranks.is_main)
-        model = wrap(setup)
-        monitor: Monitor | None = None
-        if options.monitor:
-            request = options.monitor
-            monitor = ranks.together(
-                lambda: attach_monitor(
-                    request, model, setup.optimizer, console, options.steps, setup.monitor_state
-                )
-            )
-        started = time.perf_counter()
-        display = Display(console, options.steps, setup.first, options.batch_size * options.context)
-        try:
-            with display:
-                outcome = train(setup, model, monitor, display)
-        finally:
-            if monitor:
-                monitor.close()
-        display.line(summary(setup, outcome, time.perf_counter() - started))
-        return 130 if outcome.interrupted else 0
+        return run(sys.argv[1:] if arguments is None else arguments, ranks)
     except BadInput as problem:
         # Found by one rank alone while training, such as a full disk: torchrun ends the others.
         ranks.complain(str(problem))

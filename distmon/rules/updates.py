@@ -57,7 +57,7 @@ RULES = (
         patience=2,
         thresholds={
             "ratio": Threshold(0.1, "largest healthy update ratio"),
-            "after_step": Threshold(20, "weights that start at zero are not judged before"),
+            "after_step": Threshold(100, "weights that start at zero are not judged before"),
         },
         advice=(
             "halve the learning rate, or that of this parameter's group",

@@ -89,3 +89,20 @@ print("clean")
     result = python(["-c", script, *TINY, "--steps", "2"], tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("clean\n")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads thread names from /proc")
+def test_no_thread_of_the_process_group_outlives_the_run(tmp_path: Path) -> None:
+    """One left behind aborts the process now and then while Python shuts down."""
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(LAUNCH)!r})
+os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+import train
+assert train.main(sys.argv[1:]) == 0
+tasks = [open(f"/proc/self/task/{{each}}/comm").read() for each in os.listdir("/proc/self/task")]
+print("left:", [name for name in tasks if "gloo" in name])
+"""
+    result = python(["-c", script, *TINY, "--steps", "2", "--save-every", "0"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("left: []\n")

@@ -48,7 +48,7 @@ def test_update_ratios_outside_their_range() -> None:
         "still": {"update_ratio": 0.0, "frozen": 1.0},
         "fine": {},
     }
-    high, low = engine.evaluate(make_record(50, table))
+    high, low = engine.evaluate(make_record(150, table))
     assert high.params == ("bigger", "big")
     assert "bigger by 9.0e-01" in high.message
     assert low.params == ("tiny",)

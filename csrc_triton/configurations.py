@@ -1,0 +1,154 @@
+"""Every kernel configuration that ships: what the compile tests and the benchmark compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from csrc_triton.dtypes import DTYPE_CODES, dtype_set
+from csrc_triton.exact_stats import (
+    BLOCK,
+    CHUNK,
+    LINES,
+    WARPS,
+    exact_chunks_kernel,
+    exact_rows_kernel,
+)
+from csrc_triton.sampled_stats import REGISTER_LIMIT, STATS_BLOCK_WIDTH, sampled_stats_kernel
+from csrc_triton.snapshot import snapshot_kernel
+from csrc_triton.tables import SAMPLED_WARPS
+
+_ROWS = {"p_addresses": "*i64", "p_starts": "*i64", "p_widths": "*i32", "p_group_counts": "*i32"}
+_OUTPUTS = {"p_sums": "*fp64", "p_maxima": "*fp32", "p_bins": "*fp64"}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One kernel with the constants that it is compiled for."""
+
+    kernel: str
+    name: str
+    function: Any
+    pointers: dict[str, str]
+    """Types of the arguments that are not constants."""
+    constants: dict[str, Any]
+    warps: int
+    register_limit: int = 0
+    """On NVIDIA; 0 for none."""
+
+
+def shipped_configurations() -> list[Configuration]:
+    """The dtype sets of real models, each alone and all together, and every option once."""
+    fp32, bf16, fp16, fp64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+    mixed = dtype_set([bf16, fp32])
+    sets = {
+        "fp32": dtype_set([fp32]),
+        "bf16": dtype_set([bf16]),
+        "fp16": dtype_set([fp16]),
+        "bf16+fp32": mixed,
+        "fp8+bf16+fp32": mixed | dtype_set([torch.float8_e4m3fn, torch.float8_e5m2]),
+    }
+    everything = dtype_set(DTYPE_CODES)
+    result: list[Configuration] = []
+    for name, dtypes in sets.items():
+        result += [
+            _snapshot(name, dtypes, tl.float32, tl.int32),
+            _sampled(name, dtypes, tl.float32, tl.int32, 1),
+            _exact_chunks(name, dtypes, tl.float32, True),
+        ]
+    for name, dtypes, value in (
+        ("fp64", dtype_set([fp64]), tl.float64),
+        ("all as fp64", everything, tl.float64),
+        ("all as fp32", everything, tl.float32),
+    ):
+        result += [
+            _snapshot(name, dtypes, value, tl.int64),
+            _sampled(name, dtypes, value, tl.int64, 1),
+            _exact_chunks(name, dtypes, value, True),
+        ]
+    result += [
+        _snapshot("bf16+fp32 small sample", mixed, tl.float32, tl.int32, width=16),
+        _sampled("bf16+fp32 no bins", mixed, tl.float32, tl.int32, 0),
+        _sampled("bf16+fp32 weight bins", mixed, tl.float32, tl.int32, 2),
+        _sampled("bf16+fp32 update bins", mixed, tl.float32, tl.int32, 3),
+        _exact_chunks("bf16 no bins", dtype_set([bf16]), tl.float32, False),
+        _exact_chunks("fp32 no bins", dtype_set([fp32]), tl.float32, False),
+        _exact_rows(True),
+        _exact_rows(False),
+    ]
+    return result
+
+
+def _snapshot(
+    name: str, dtypes: int, value: tl.dtype, offset: tl.dtype, width: int = 128
+) -> Configuration:
+    constants = {"DTYPES": dtypes, "VALUE": value, "OFFSET": offset, "BLOCK_W": width}
+    pointers = {**_ROWS, "p_snapshot": f"*{value.name}"}
+    return Configuration("snapshot", name, snapshot_kernel, pointers, constants, SAMPLED_WARPS)
+
+
+def _sampled(
+    name: str, dtypes: int, value: tl.dtype, offset: tl.dtype, histogram: int
+) -> Configuration:
+    pointers = {
+        **_ROWS,
+        "p_half_ulp": "*fp64",
+        "p_snapshot": f"*{value.name}",
+        "p_applied": "*fp64",
+        **_OUTPUTS,
+        "p_checksums": "*i64",
+    }
+    constants = {
+        "DTYPES": dtypes,
+        "VALUE": value,
+        "OFFSET": offset,
+        "HISTOGRAM": histogram,
+        "BLOCK_W": STATS_BLOCK_WIDTH,
+    }
+    return Configuration(
+        "sampled_stats",
+        name,
+        sampled_stats_kernel,
+        pointers,
+        constants,
+        SAMPLED_WARPS,
+        REGISTER_LIMIT,
+    )
+
+
+def _exact_chunks(name: str, dtypes: int, value: tl.dtype, histogram: bool) -> Configuration:
+    pointers = {
+        "p_addresses": "*i64",
+        "p_numels": "*i64",
+        "p_chunk_rows": "*i32",
+        "p_first_chunks": "*i64",
+        "p_partials": "*fp64",
+        "p_counts": "*i64",
+    }
+    constants = {
+        "DTYPES": dtypes,
+        "VALUE": value,
+        "HISTOGRAM": histogram,
+        "CHUNK": CHUNK,
+        "BLOCK": BLOCK,
+    }
+    return Configuration("exact_chunks", name, exact_chunks_kernel, pointers, constants, WARPS)
+
+
+def _exact_rows(histogram: bool) -> Configuration:
+    pointers = {
+        "p_addresses": "*i64",
+        "p_numels": "*i64",
+        "p_first_chunks": "*i64",
+        "p_partials": "*fp64",
+        "p_counts": "*i64",
+        "p_applied": "*fp64",
+        **_OUTPUTS,
+        "chunks": "i32",
+    }
+    constants = {"HISTOGRAM": histogram, "LINES": LINES}
+    name = "bins" if histogram else "no bins"
+    return Configuration("exact_rows", name, exact_rows_kernel, pointers, constants, WARPS)

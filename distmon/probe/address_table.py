@@ -1,0 +1,131 @@
+"""The address table of the Triton kernels: found on the host, refreshed by one pinned copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from csrc_triton.dtypes import dtype_code, dtype_set
+from csrc_triton.tables import ADDRESS, ADDRESS_COLUMNS
+from distmon.layout import Shard
+
+
+class AddressTable:
+    """Where every weight and gradient lies now.
+
+    What moved is found by comparing lists of pointers, dtypes and contiguity: those are built and
+    compared at C speed, 0.3 us per parameter, and nothing is copied when nothing moved.
+    """
+
+    def __init__(self, shards: Sequence[Shard], offset_rows: Sequence[torch.Tensor | None]) -> None:
+        self._weights = [s.weight for s in shards]
+        self._grads = [s.grad for s in shards]
+        self._offset_rows = list(offset_rows)
+        self._translated: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+        self._numbers = np.zeros((len(shards), len(ADDRESS_COLUMNS)), dtype=np.int64)
+        self._seen: dict[str, tuple[list[int], list[torch.dtype | None], list[bool]]] = {}
+        self.strided: dict[str, dict[int, torch.Tensor]] = {"weight": {}, "grad": {}}
+        """Tensors that are not contiguous, by row, as of the last refresh."""
+        weights = [w() for w in self._weights]
+        self.device = weights[0].device
+        for shard, weight in zip(shards, weights, strict=True):
+            if weight.device != self.device:
+                raise ValueError(
+                    f"{shard.name} is on {weight.device}, other parameters on {self.device}: "
+                    "the Triton kernels read one device"
+                )
+        self.dtypes = dtype_set(w.dtype for w in weights)
+        """Grows when a gradient of another dtype appears; never shrinks, so little recompiles."""
+        self.table = torch.zeros(self._numbers.shape, dtype=torch.int64, device=self.device)
+        self._staging: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+
+    def refresh(self, grads: bool) -> None:
+        """Bring the device table up to date; only the weights when `grads` is False."""
+        moved = self._look("weight", [w() for w in self._weights])
+        if grads:
+            moved |= self._look("grad", [g() for g in self._grads])
+        if moved:
+            self._upload(self.table, self._numbers)
+
+    def with_addresses(self, out: torch.Tensor, changed: dict[str, dict[int, int]]) -> None:
+        """Fill `out` with the table in which some addresses are replaced."""
+        numbers = self._numbers.copy()
+        for what, addresses in changed.items():
+            for row, address in addresses.items():
+                numbers[row, ADDRESS[what]] = address
+        self._upload(out, numbers)
+
+    def _look(self, what: str, tensors: Sequence[torch.Tensor | None]) -> bool:
+        pointers = [0 if t is None else t.data_ptr() for t in tensors]
+        dtypes = [None if t is None else t.dtype for t in tensors]
+        contiguous = [t is None or t.is_contiguous() for t in tensors]
+        now = (pointers, dtypes, contiguous)
+        before = self._seen.get(what)
+        plain = all(contiguous)
+        if now == before and plain:
+            return False
+        first = ADDRESS[what]
+        self._numbers[:, first] = pointers
+        if before is None or dtypes != before[1]:
+            self.dtypes |= dtype_set({d for d in dtypes if d is not None})
+            self._numbers[:, first + 1] = [0 if d is None else dtype_code(d) for d in dtypes]
+        self.strided[what] = {
+            i: t for i, t in enumerate(tensors) if t is not None and not contiguous[i]
+        }
+        if not plain or before is None or contiguous != before[2]:
+            self._numbers[:, first + 2] = [
+                0 if o is None else o.data_ptr() for o in self._offset_rows
+            ]
+            for row, tensor in self.strided[what].items():
+                self._numbers[row, first + 2] = self._strided_offsets(row, tensor)
+        self._seen[what] = now
+        return True
+
+    def _strided_offsets(self, row: int, tensor: torch.Tensor) -> int:
+        """Address of the row's offsets in the tensor's own memory order; made once per strides."""
+        offsets = self._offset_rows[row]
+        if offsets is None:
+            return 0
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        if reach >= 2**31 and offsets.dtype == torch.int32:
+            raise ValueError("a strided view reaches beyond 2**31 elements of its storage")
+        key = (row, tensor.stride())
+        if key not in self._translated:
+            places = torch.unravel_index(offsets.long(), tensor.shape)
+            memory = torch.zeros_like(offsets, dtype=torch.int64)
+            for place, stride in zip(places, tensor.stride(), strict=True):
+                memory += place * stride
+            self._translated[key] = memory.to(offsets.dtype)
+        return self._translated[key].data_ptr()
+
+    def _upload(self, out: torch.Tensor, numbers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> None:
+        source = torch.from_numpy(numbers)
+        if self.device.type != "cuda":
+            out.copy_(source)
+            return
+        # A pinned buffer may be written again only after its copy ran; instead of waiting for it
+        # another one is taken.
+        for buffer, copied in self._staging:
+            if copied.query():
+                break
+        else:
+            buffer, copied = torch.empty_like(source, pin_memory=True), torch.cuda.Event()
+            self._staging.append((buffer, copied))
+        buffer.copy_(source)
+        out.copy_(buffer, non_blocking=True)
+        copied.record(torch.cuda.current_stream(self.device))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one piece of memory, in whatever order."""
+    expected = 1
+    dims = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    for stride, size in dims:
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

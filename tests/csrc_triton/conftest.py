@@ -1,0 +1,63 @@
+"""Run the kernels in Triton's interpreter, whatever was imported before and without a variable.
+
+`triton.jit` decides at import time whether a function is compiled or interpreted, and another test
+may have imported Triton first. So the compiled functions are swapped for interpreted ones here, for
+the duration of a test, in the modules that hold them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import triton.experimental.gluon  # noqa: F401  imported at the first launch, and it wants tl as it was
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+_MODULES = [
+    importlib.import_module(f"csrc_triton.{name}")
+    for name in ("dtypes", "histogram", "tables", "snapshot", "sampled_stats", "exact_stats")
+]
+
+
+@pytest.fixture(scope="module")
+def launches() -> Iterator[Counter[str]]:
+    """Interpret all kernels of the module's tests; counts the launches of each kernel."""
+    counted: Counter[str] = Counter()
+    patch = pytest.MonkeyPatch()
+    real_patch_lang = interpreter._patch_lang
+    depth = [0]
+
+    class Scope:
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+
+        def restore(self) -> None:
+            depth[0] -= 1
+            self.inner.restore()
+
+    def patch_lang_once(fn: object) -> object:
+        # Upstream patches the language again at each call of a device function, 1 ms each, and
+        # does not undo it. Once per launch is enough.
+        if depth[0]:
+            return None
+        depth[0] += 1
+        everywhere = types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
+        return Scope(real_patch_lang(everywhere))
+
+    class Counting(interpreter.InterpretedFunction):
+        def run(self, *args: object, **kwargs: object) -> object:
+            counted[self.fn.__name__] += 1
+            return super().run(*args, **kwargs)
+
+    patch.setattr(interpreter, "_patch_lang", patch_lang_once)
+    for module in (*_MODULES, tl, tl.standard, tl.core, tl.math):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, JITFunction):
+                patch.setattr(module, name, Counting(value.fn))
+    yield counted
+    patch.undo()
