@@ -12,12 +12,14 @@ from csrc_triton.dtypes import DTYPE_CODES, dtype_set
 from csrc_triton.exact_stats import (
     BLOCK,
     CHUNK,
+    CHUNK_REGISTERS,
     LINES,
+    ROW_REGISTERS,
     WARPS,
     exact_chunks_kernel,
     exact_rows_kernel,
 )
-from csrc_triton.sampled_stats import REGISTER_LIMIT, STATS_BLOCK_WIDTH, sampled_stats_kernel
+from csrc_triton.sampled_stats import REGISTER_LIMITS, STATS_BLOCK_WIDTH, sampled_stats_kernel
 from csrc_triton.snapshot import snapshot_kernel
 from csrc_triton.tables import SAMPLED_WARPS
 
@@ -115,7 +117,7 @@ def _sampled(
         pointers,
         constants,
         SAMPLED_WARPS,
-        REGISTER_LIMIT,
+        REGISTER_LIMITS[torch.float64 if value == tl.float64 else torch.float32],
     )
 
 
@@ -135,7 +137,9 @@ def _exact_chunks(name: str, dtypes: int, value: tl.dtype, histogram: bool) -> C
         "CHUNK": CHUNK,
         "BLOCK": BLOCK,
     }
-    return Configuration("exact_chunks", name, exact_chunks_kernel, pointers, constants, WARPS)
+    return Configuration(
+        "exact_chunks", name, exact_chunks_kernel, pointers, constants, WARPS, CHUNK_REGISTERS
+    )
 
 
 def _exact_rows(histogram: bool) -> Configuration:
@@ -151,4 +155,6 @@ def _exact_rows(histogram: bool) -> Configuration:
     }
     constants = {"HISTOGRAM": histogram, "LINES": LINES}
     name = "bins" if histogram else "no bins"
-    return Configuration("exact_rows", name, exact_rows_kernel, pointers, constants, WARPS)
+    return Configuration(
+        "exact_rows", name, exact_rows_kernel, pointers, constants, WARPS, ROW_REGISTERS
+    )

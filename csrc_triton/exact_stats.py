@@ -33,6 +33,9 @@ CHUNK: Final = 1 << 16
 """Elements of one program: 64 passes, so that the unaligned edges are under 2% of the work."""
 BLOCK: Final = 1024
 WARPS: Final = 4
+CHUNK_REGISTERS: Final = 200
+ROW_REGISTERS: Final = 128
+"""Limits on NVIDIA. Left alone, ptxas stops at 168 and 48 registers and spills 8 to 16 bytes."""
 LINES: Final = 64
 PARTIALS: Final = 8
 """sum, squares, NaN, Inf, zeros, largest, largest negated, and one to make it 64 bytes."""
@@ -290,6 +293,7 @@ def fill_exact_columns(
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,
+            **({} if torch.version.hip else {"maxnreg": CHUNK_REGISTERS}),
         )
     exact_rows_kernel[(rows,)](
         addresses,
@@ -305,4 +309,5 @@ def fill_exact_columns(
         HISTOGRAM=histogram,
         LINES=LINES,
         num_warps=WARPS,
+        **({} if torch.version.hip else {"maxnreg": ROW_REGISTERS}),
     )

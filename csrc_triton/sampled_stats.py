@@ -37,8 +37,9 @@ HISTOGRAM_CODES: Final[dict[HistogramOf, int]] = {"gradients": 1, "weights": 2, 
 
 STATS_BLOCK_WIDTH: Final = 16
 """One element per thread and pass: twice that needs 128 registers."""
-REGISTER_LIMIT: Final = 64
-"""On NVIDIA; without it ptxas takes up to 72, with it 64 and still no spill."""
+REGISTER_LIMITS: Final[dict[torch.dtype, int]] = {torch.float32: 64, torch.float64: 96}
+"""On NVIDIA, by the dtype of kept samples: without it ptxas takes up to 72, with 64 it still does
+not spill; fp64 samples spill at 64."""
 MAX_SLOTS_PER_GROUP: Final = STATS_BLOCK_WIDTH << 15
 """Flags are counted in 16-bit halves: more passes than 2**15 could overflow them."""
 
@@ -305,7 +306,7 @@ def fill_sampled_rows(
         )
     if not rows:
         return
-    limit = {} if torch.version.hip else {"maxnreg": REGISTER_LIMIT}
+    limit = {} if torch.version.hip else {"maxnreg": REGISTER_LIMITS[tables.snapshot.dtype]}
     sampled_stats_kernel[(rows,)](
         tables.addresses,
         tables.starts,

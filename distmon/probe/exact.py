@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from csrc_triton.row_layout import MAX, SUM
+from csrc_triton.row_layout import GROUPS, HALF_BINS, MAX, SUM
 from distmon.layout import Shard
-from distmon.probe.log_bins import log_bin
+from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
+from distmon.probe.log_bins import histogram_by_row
 from distmon.probe.rows import Rows
 
 # A piece and its temporaries stay in a core's cache.
@@ -35,41 +36,37 @@ class ExactPass:
         self, rows: Rows, i: int, what: str, tensor: torch.Tensor, applied: torch.Tensor | None
     ) -> None:
         total = torch.zeros(5, dtype=torch.float64, device=tensor.device)
-        highest = torch.full((2,), -torch.inf, device=tensor.device)
+        extremes = torch.full((2,), -torch.inf, device=tensor.device)
         bins = rows.bins[i] if rows.bins is not None and what == "g" else None
         if bins is not None:
             bins.zero_()
         for piece in pieces(tensor):
-            x = piece.float() if piece.dtype in (torch.bfloat16, torch.float16) else piece
-            nan, finite = torch.isnan(x), torch.isfinite(x)
-            inf = x.numel() - finite.sum() - nan.sum()
-            clean = torch.nan_to_num(x, 0.0, 0.0, 0.0)
-            square = torch.linalg.vector_norm(clean, dtype=torch.float64).square()
-            zeros = (clean == 0).sum() - nan.sum() - inf
-            total += torch.stack([clean.sum(dtype=torch.float64), square, nan.sum(), inf, zeros])
-            low = clean.masked_fill(~finite, torch.inf).amin()
-            high = clean.masked_fill(~finite, -torch.inf).amax()
-            highest = torch.maximum(highest, torch.stack([high, -low]).float())
+            wide = piece.dtype if piece.dtype == torch.float64 else torch.float32
+            x = piece.to(wide, copy=True).view(1, -1)
+            extremes = torch.maximum(extremes, torch.cat((highest(x), highest(-x))).float())
+            nan, inf = take_out_nonfinite(x)
+            zeros = x.shape[1] - is_nonzero(x).sum(1) - nan - inf
             if bins is not None:
-                where = log_bin(clean)
-                weights = finite.to(torch.float64)
-                bins.scatter_add_(0, where, weights)
+                bins += histogram_by_row(x)[0]
+                bins[HALF_BINS] -= (nan + inf)[0]
+            x64 = x.to(torch.float64, copy=True)
+            total += torch.cat((x64.sum(1), x64.square_().sum(1), nan, inf, zeros))
         if applied is not None:
             total = total * applied
-            highest = torch.where(applied > 0, highest, -torch.inf)
+            extremes = torch.where(applied > 0, extremes, -torch.inf)
             if bins is not None:
                 bins.mul_(applied)
         first = SUM[f"{what}_sq0"]
-        rows.sums[i, first : first + 8] = 0
+        rows.sums[i, first : first + GROUPS] = 0
         rows.sums[i, first] = total[1]
         rows.sums[i, SUM[f"{what}_sum"]] = total[0]
         rows.sums[i, SUM[f"{what}_nan"]] = total[2]
         rows.sums[i, SUM[f"{what}_inf"]] = total[3]
         if what == "g":
             rows.sums[i, SUM["g_zero"]] = total[4]
-            rows.maxima[i, MAX["g_max"] : MAX["g_negmin"] + 1] = highest
+            rows.maxima[i, MAX["g_max"] : MAX["g_negmin"] + 1] = extremes
         else:
-            rows.maxima[i, MAX["w_absmax"]] = highest.amax()
+            rows.maxima[i, MAX["w_absmax"]] = extremes.amax()
 
 
 def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -16,16 +16,18 @@ Floats = NDArray[np.float64]
 def log_bin(values: torch.Tensor) -> torch.Tensor:
     """The bin of each finite value, int64; bins are in value order."""
     bits = values.float().view(torch.int32)
-    magnitude = ((bits & 0x7FFFFFFF) >> KEY_SHIFT).sub_(KEY_BASE).clamp_(0, HALF_BINS - 1)
-    return torch.where(bits < 0, HALF_BINS - 1 - magnitude, HALF_BINS + magnitude).long()
+    magnitude = (bits & 0x7FFFFFFF).bitwise_right_shift_(KEY_SHIFT)
+    magnitude.sub_(KEY_BASE).clamp_(0, HALF_BINS - 1)
+    # With the sign bit spread over the word, xor turns m into -1 - m for negative values.
+    return magnitude.bitwise_xor_(bits >> 31).add_(HALF_BINS).long()
 
 
 def histogram_by_row(values: torch.Tensor) -> torch.Tensor:
     """Counts of each row's values, float64 [rows, BINS]."""
     bins = log_bin(values)
-    counts = torch.zeros((len(values), BINS), dtype=torch.float64, device=values.device)
-    one = torch.ones((), dtype=torch.float64, device=values.device)
-    return counts.scatter_add_(1, bins, one.expand_as(bins))
+    counts = torch.zeros((len(values), BINS), dtype=torch.int32, device=values.device)
+    one = torch.ones((), dtype=torch.int32, device=values.device)
+    return counts.scatter_add_(1, bins, one.expand_as(bins)).double()
 
 
 def magnitude_edges() -> Floats:

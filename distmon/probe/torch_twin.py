@@ -14,6 +14,7 @@ import torch
 from csrc_triton.row_layout import GROUPS, HALF_BINS, SCALAR_COLUMNS, SUM
 from distmon.layout import Shard
 from distmon.probe.exact import ExactPass
+from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
 from distmon.probe.log_bins import histogram_by_row
 from distmon.probe.rows import Rows
 from distmon.sampling import Chunk, SamplePlan
@@ -42,7 +43,7 @@ class TorchProbe:
         """Keep the sampled weights as they are now."""
         for block in self._blocks:
             block.gather_weights(block.snapshot_rows)
-            block.clear_padding(block.chunk.snapshot)
+            block.set_padding(block.chunk.snapshot, 0.0)
 
     @torch.no_grad()
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
@@ -108,10 +109,10 @@ class _Block:
             present.append(float(grad is not None))
         return present
 
-    def clear_padding(self, gathered: torch.Tensor) -> None:
-        """Unused slots read some element of the tensor; zero is what adds nothing."""
+    def set_padding(self, gathered: torch.Tensor, value: float) -> None:
+        """Unused slots have read some element of the tensor; put `value` there instead."""
         if self.chunk.padding is not None:
-            gathered.masked_fill_(self.chunk.padding, 0)
+            gathered.masked_fill_(self.chunk.padding, value)
 
     def fill(
         self,
@@ -125,25 +126,27 @@ class _Block:
         has_grad = torch.tensor(self.gather_grads(), dtype=torch.float64).to(
             w.device, non_blocking=True
         )
-        self.clear_padding(w)
-        self.clear_padding(g)
+        self.set_padding(w, 0.0)
         bits = w.view(_BITS[w.dtype])
         checksums.index_copy_(0, self.row_ids, (bits * multipliers[: w.shape[1]]).sum(1))
 
         taken = applied.index_select(0, self.row_ids)
         graded = has_grad * taken
-        w_nan, w_inf, w_excluded = _take_out_nonfinite(w)
-        g_nan, g_inf, g_excluded = _take_out_nonfinite(g)
-        if chunk.padding is not None:
-            w_excluded |= chunk.padding
-            g_excluded |= chunk.padding
+        # Extremes are over finite elements, so what is not one is out of their way as NaN.
+        self.set_padding(w, torch.nan)
+        self.set_padding(g, torch.nan)
+        unused = w.shape[1] - self.used
+        extremes = (highest(w.abs()), highest(g), highest(-g))
+        w_nan, w_inf = take_out_nonfinite(w, unused)
+        g_nan, g_inf = take_out_nonfinite(g, unused)
         delta = torch.nan_to_num_(w - chunk.snapshot, 0.0, 0.0, 0.0)
-        lost = ((g != 0) & (w != 0)).logical_and_(delta == 0)
+        has_gradient = is_nonzero(g)
+        lost = (has_gradient * is_nonzero(w)).mul_(1 - is_nonzero(delta))
         # The exponent bits alone are the power of two at or below |w|; times the dtype's half ulp
         # of 1.0 that is the largest update rounding can swallow.
         binade = ((bits & _EXPONENT_MASK[w.dtype]).view(w.dtype) * lost).double()
         bound_sq = binade.square_().sum(1) * chunk.half_ulp.square()
-        not_sampled = w.shape[1] - self.used + g_nan + g_inf
+        not_sampled = unused + g_nan + g_inf
         w_sum, w_squares = _sums(w)
         g_sum, g_squares = _sums(g)
         u_sum, u_squares = _sums(delta)
@@ -156,7 +159,7 @@ class _Block:
             "g_sum": g_sum * graded,
             "g_nan": g_nan * graded,
             "g_inf": g_inf * graded,
-            "g_zero": ((g == 0).sum(1) - not_sampled) * graded,
+            "g_zero": (w.shape[1] - has_gradient.sum(1) - not_sampled) * graded,
             "u_count": self.used * taken,
             "u_sum": u_sum * taken,
             "u_lost": lost.sum(1) * graded,
@@ -168,9 +171,9 @@ class _Block:
         rows.sums.index_copy_(0, self.row_ids, torch.cat((scalars, *squares), 1))
 
         maxima = (
-            w.abs().masked_fill_(w_excluded, -torch.inf).amax(1),
-            _where(graded, g.masked_fill(g_excluded, -torch.inf).amax(1)),
-            _where(graded, -g.masked_fill(g_excluded, torch.inf).amin(1)),
+            extremes[0],
+            _where(graded, extremes[1]),
+            _where(graded, extremes[2]),
             _where(taken, delta.abs().amax(1)),
         )
         rows.maxima.index_copy_(0, self.row_ids, torch.stack(maxima, 1).float())
@@ -197,15 +200,6 @@ def _gather(tensor: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> N
         torch.index_select(tensor.view(-1), 0, offsets, out=out)
     else:
         out.copy_(tensor.view(-1).index_select(0, offsets))
-
-
-def _take_out_nonfinite(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count NaN and Inf by row and put zero in their place; also where they were."""
-    bad = torch.isfinite(x).logical_not_()
-    nan = torch.isnan(x).sum(1)
-    inf = bad.sum(1) - nan
-    torch.nan_to_num_(x, 0.0, 0.0, 0.0)
-    return nan, inf, bad
 
 
 def _sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,199 @@
+"""Rows computed the slow and obvious way, and probes to compare them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import numpy as np
+import torch
+
+from csrc_triton.row_layout import (
+    BINS,
+    GROUPS,
+    HALF_BINS,
+    MAX,
+    MAX_COLUMNS,
+    SUM,
+    SUM_COLUMNS,
+)
+from distmon.layout.shard import Everything, Region, Shard
+from distmon.probe import Rows
+from distmon.probe.log_bins import magnitude_edges
+from distmon.probe.triton_probe import TritonProbe
+from distmon.sampling import SamplePlan, build_plan
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Case:
+    """One parameter before and after a step."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+    grad: torch.Tensor | None
+    taken: float = 1.0
+    region: Region | None = None
+
+    def shard(self, name: str) -> tuple[Shard, Callable[[], None]]:
+        """A shard whose weight is `before` until the returned function makes the step."""
+        current = [self.before]
+
+        def step() -> None:
+            current[0] = self.after
+
+        shard = Shard(
+            name=name,
+            global_shape=tuple(self.after.shape),
+            dtype=self.after.dtype,
+            region=self.region or Everything(),
+            weight=lambda: current[0],
+            grad=lambda: self.grad,
+            requires_grad=lambda: True,
+            parameters=(),
+        )
+        return shard, step
+
+
+def poisoned_rows(count: int, bins: bool = True) -> Rows:
+    """Rows full of NaN: what a probe does not write shows."""
+    nan = float("nan")
+    return Rows(
+        sums=torch.full((count, len(SUM_COLUMNS)), nan, dtype=torch.float64),
+        maxima=torch.full((count, len(MAX_COLUMNS)), nan),
+        bins=torch.full((count, BINS), nan, dtype=torch.float64) if bins else None,
+    )
+
+
+def run(
+    cases: Sequence[Case],
+    probe_type: type = TritonProbe,
+    sample: int = 1024,
+    exact: bool = False,
+    change_plan: Callable[[SamplePlan], SamplePlan] = lambda plan: plan,
+    bins: bool = True,
+) -> tuple[Rows, object, SamplePlan]:
+    """Snapshot, step and measure through a probe, with everything poisoned before."""
+    pairs = [case.shard(f"p{i}") for i, case in enumerate(cases)]
+    shards = [shard for shard, _ in pairs]
+    plan = change_plan(build_plan(shards, sample, 0, CPU))
+    plan.snapshot.fill_(float("nan"))
+    probe = probe_type(plan, shards, exact)
+    probe.row_checksums.fill_(-1 if probe_type is TritonProbe else 0)
+    probe.snapshot()
+    for _, step in pairs:
+        step()
+    rows = poisoned_rows(len(cases), bins)
+    probe.measure(rows, torch.tensor([c.taken for c in cases], dtype=torch.float64))
+    return rows, probe, plan
+
+
+def flat(tensor: torch.Tensor, kept: torch.dtype) -> torch.Tensor:
+    return tensor.float().reshape(-1) if tensor.element_size() == 1 else tensor.reshape(-1).to(kept)
+
+
+def wide(values: torch.Tensor) -> np.ndarray:
+    return values.double().numpy()
+
+
+def bins_of(values: np.ndarray) -> np.ndarray:
+    """Histogram by looking up each magnitude among the bin edges."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    key = np.searchsorted(magnitude_edges(), np.abs(narrow).astype(np.float64), side="right") - 1
+    where = np.where(np.signbit(narrow), HALF_BINS - 1 - key, HALF_BINS + key)
+    return np.bincount(where, minlength=BINS).astype(np.float64)
+
+
+def expected_row(
+    case: Case, indices: np.ndarray, kept: torch.dtype
+) -> tuple[dict, dict, np.ndarray]:
+    """SUM columns as (value, allowed error), MAX columns and bins of a whole parameter.
+
+    Sums may differ by the rounding of n additions in fp64: n * 2**-53 times the sum of magnitudes,
+    doubled because a square is rounded too. Everything else must be equal.
+    """
+    local = torch.from_numpy(indices)
+    w, old = flat(case.after, kept)[local], flat(case.before, kept)[local]
+    g = None if case.grad is None else flat(case.grad, kept)[local]
+    group = np.arange(len(indices)) // 8 % GROUPS
+    graded = 0.0 if g is None else case.taken
+    sums = dict.fromkeys(SUM_COLUMNS, (0.0, 0.0))
+    maxima = dict.fromkeys(MAX_COLUMNS, -np.inf)
+
+    def add(what: str, x: np.ndarray, factor: float) -> None:
+        def bounded(y: np.ndarray) -> tuple[float, float]:
+            with np.errstate(over="ignore"):
+                return fsum(y) * factor, len(y) * 2.0**-52 * float(np.abs(y).sum())
+
+        sums[f"{what}_count"] = (len(x) * factor, 0.0)
+        sums[f"{what}_sum"] = bounded(x)
+        for k in range(GROUPS):
+            sums[f"{what}_sq{k}"] = bounded(x[group == k] ** 2)
+
+    clean = torch.where(torch.isfinite(w), w, 0)
+    add("w", wide(clean), 1.0)
+    sums["w_nan"] = (float(torch.isnan(w).sum()), 0.0)
+    sums["w_inf"] = (float(torch.isinf(w).sum()), 0.0)
+    if torch.isfinite(w).any():
+        maxima["w_absmax"] = float(np.float32(wide(clean.abs()).max()))
+    moved = clean - old
+    moved = torch.where(torch.isfinite(moved), moved, 0)
+    add("u", wide(moved), case.taken)
+    if len(w) and case.taken:
+        maxima["u_absmax"] = float(np.float32(wide(moved.abs()).max()))
+    bins = np.zeros(BINS)
+    if g is not None:
+        good = torch.isfinite(g)
+        add("g", wide(torch.where(good, g, 0)), graded)
+        sums["g_nan"] = (float(torch.isnan(g).sum()) * graded, 0.0)
+        sums["g_inf"] = (float(torch.isinf(g).sum()) * graded, 0.0)
+        sums["g_zero"] = (float((g == 0).sum()) * graded, 0.0)
+        lost = good & (g != 0) & (clean != 0) & (moved == 0)
+        half_ulp = torch.finfo(case.after.dtype).eps / 2
+        exponent = np.frexp(wide(clean[lost]))[1] - 1
+        smallest = -126 if kept == torch.float32 else -1022
+        binade = np.where(exponent < smallest, 0.0, np.ldexp(1.0, exponent))
+        bound = (binade * half_ulp) ** 2
+        sums["u_lost"] = (float(lost.sum()) * graded, 0.0)
+        sums["u_lost_bound_sq"] = (fsum(bound) * graded, len(bound) * 2.0**-51 * float(bound.sum()))
+        if good.any() and graded:
+            maxima["g_max"] = float(np.float32(wide(g[good]).max()))
+            maxima["g_negmin"] = float(np.float32(-wide(g[good]).min()))
+        bins = bins_of(wide(g[good])) * graded
+    return sums, maxima, bins
+
+
+def expected_checksum(case: Case, plan: SamplePlan, row: int) -> int:
+    """In Python integers: bits times the multiplier of the slot, modulo 2**64."""
+    values = flat(case.after, plan.dtype)
+    kind = (torch.int32, 32) if plan.dtype == torch.float32 else (torch.int64, 64)
+    total = 0
+    for chunk in plan.chunks:
+        for k in np.flatnonzero(chunk.rows == row):
+            for slot, offset in enumerate(chunk.offsets[k].tolist()):
+                if slot % chunk.width >= int(chunk.group_counts[k, slot // chunk.width]):
+                    continue
+                bits = int(values[offset].view(kind[0]))
+                z = 0x9E3779B97F4A7C15 * (slot + 1) % 2**64
+                z = (z ^ (z >> 29)) * 0xBF58476D1CE4E5B9 % 2**64 | 1
+                total += bits * z
+    total %= 2**64
+    return total - 2**64 if total >= 2**63 else total
+
+
+def assert_rows(rows: Rows, cases: Sequence[Case], plan: SamplePlan) -> None:
+    """Every column of every row against the reference."""
+    for i, case in enumerate(cases):
+        about = f"row {i}: {case.after.dtype} {tuple(case.after.shape)}"
+        sums, maxima, bins = expected_row(case, plan.samples[i].indices, plan.dtype)
+        for name, (value, error) in sums.items():
+            got = float(rows.sums[i, SUM[name]])
+            near = abs(got - value) <= error if np.isfinite(value) else got == value
+            assert near, f"{about} {name}: {got}, expected {value} within {error}"
+        for name, value in maxima.items():
+            assert float(rows.maxima[i, MAX[name]]) == value, f"{about} {name}"
+        if rows.bins is not None:
+            np.testing.assert_array_equal(rows.bins[i].numpy(), bins, err_msg=about)
