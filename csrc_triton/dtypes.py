@@ -5,6 +5,10 @@ One launch reads parameters of different dtypes. A pointer may not have two type
 and the branches merge values.
 """
 
+# Triton gives kernel functions types of its own.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A constant and a value on the device cannot be joined by `and`: the outer `if` is static.
+# ruff: noqa: SIM102
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -6,6 +6,10 @@ chains of at most CHUNK / BLOCK + chunks / LINES additions, so 10**9 elements lo
 of fp64. Bins are added by integer atomics, which give the same counts in any order.
 """
 
+# Triton gives kernel functions types of its own.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A constant and a value on the device cannot be joined by `and`: the outer `if` is static.
+# ruff: noqa: SIM102
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -110,7 +114,7 @@ def exact_chunks_kernel(
     b_bins = tl.zeros((_BINS,), tl.int32)
     m_all = tl.full((BLOCK,), 1, tl.int1)
 
-    for _ in range(0, blocks):
+    for _ in range(blocks):
         # Without a mask and with a known alignment these become 128-bit loads.
         b_x = load_values(aligned, code, o_lane, None, DTYPES, VALUE)
         aligned += step

@@ -5,6 +5,8 @@ a tile's second axis is the sum of a group. Every reduction is a fixed tree and 
 on floats: the same inputs give the same bits.
 """
 
+# Triton gives kernel functions types of its own.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
 from typing import Final, Literal
@@ -184,7 +186,7 @@ def sampled_stats_kernel(
         b_g = load_values(grad, grad_code, o_element, m_grad, DTYPES, VALUE)
         b_before = tl.load(p_kept + o_slot, mask=m_used, other=0)
 
-        if VALUE == tl.float64:
+        if tl.float64 == VALUE:
             b_bits = b_w.to(tl.int64, bitcast=True)
         else:
             b_bits = b_w.to(tl.int32, bitcast=True).to(tl.int64)
@@ -220,7 +222,7 @@ def sampled_stats_kernel(
         b_zero_lost += flags(m_g & (b_g == 0), m_lost)
         # The exponent bits alone are the power of two at or below |w|; times the dtype's half ulp
         # of 1.0 that is the largest update rounding can swallow.
-        if VALUE == tl.float64:
+        if tl.float64 == VALUE:
             b_power = b_w.to(tl.int64, bitcast=True) & 0x7FF0000000000000
         else:
             b_power = b_w.to(tl.int32, bitcast=True) & 0x7F800000

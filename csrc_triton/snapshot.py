@@ -1,5 +1,7 @@
 """Keep the sampled weights as they are just before the step: one launch for all parameters."""
 
+# Triton gives kernel functions types of its own.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
 import triton

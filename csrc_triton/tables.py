@@ -43,7 +43,11 @@ SAMPLED_WARPS: Final = 4
 
 
 def check(
-    what: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+    what: str,
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device: torch.device,
 ) -> None:
     """Raise a sentence that names the table unless it is what a kernel will assume it is."""
     if tensor.device != device:

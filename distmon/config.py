@@ -78,7 +78,7 @@ class MonitorConfig(_Section):
     seed: int = 0
     """Chooses the sample together with each parameter's name."""
     topk: int = Field(default=5, ge=0)
-    """How many of the worst parameters are named in tags and messages."""
+    """How many of the worst frozen parameters get a tag of their own."""
     backend: Literal["auto", "torch", "triton"] = "auto"
     """What computes the rows; `auto` takes Triton on CUDA and ROCm and torch elsewhere."""
     percentiles: bool = True

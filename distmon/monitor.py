@@ -25,9 +25,6 @@ log = logging.getLogger("distmon")
 
 Number = float | torch.Tensor
 Optimizer = torch.optim.Optimizer
-# On an accelerator the copy to the host is long done two steps after it was queued. The number of
-# steps is fixed, not "when ready", so that every rank judges a record at the same step.
-PICK_UP_AFTER = 2
 _LOSS, _GRAD_NORM = 1, 2
 _STATE_VERSION = 1
 
@@ -49,6 +46,7 @@ class Monitor:
         ranks: Ranks,
         optimizers: Sequence[Optimizer],
         reporter: Reporter | None,
+        pick_up_after: int,
         enabled: bool = True,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -59,6 +57,8 @@ class Monitor:
         self._ranks = ranks
         self._optimizers = optimizers
         self._reporter = reporter
+        # The number of steps is fixed, not "when ready": every rank judges a record at one step.
+        self._lag = min(pick_up_after, interval)
         self._now = now
         self._clock = StepClock(now)
         self._seconds = 0.0
@@ -164,7 +164,7 @@ class Monitor:
             self._fault("step", error)
         if self._completed >= self._next:
             self._observe()
-        if self._started is not None and self._completed >= self._started + self._lag():
+        if self._started is not None and self._completed >= self._started + self._lag:
             self._collect()
         self._snapshot_taken = self._measured = self._ran = self._scaler_decides = False
         self._stepped = []
@@ -314,9 +314,6 @@ class Monitor:
                 self._reporter.post(record, alerts)
         except Exception as error:
             self._fault("rules", error)
-
-    def _lag(self) -> int:
-        return min(PICK_UP_AFTER, self._interval) if self._observer.plan.device.type != "cpu" else 0
 
     def _next_after(self, step: int) -> int:
         return step - step % self._interval + self._interval

@@ -14,7 +14,7 @@ from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
 from distmon.losses import LossEma, LossRing
 from distmon.ownership import Ownership
-from distmon.probe import TorchProbe
+from distmon.probe import choose_probe
 from distmon.probe.exact import nonfinite_counts
 from distmon.record import Desync, NonFinite, Record
 from distmon.reduce import Buffers, Ranks, Reduced
@@ -48,7 +48,7 @@ class Observer:
         self._sampling = Sampling.describe(
             self.plan.names, self.plan.samples, [s.requires_grad() for s in shards], exact
         )
-        self._probe = TorchProbe(self.plan, shards, exact)
+        self._probe = choose_probe(config.backend, self.plan, shards, exact)
         self._buffers = Buffers(len(shards), ranks, config.percentiles, config.interval, device)
         self.ring = LossRing(config.interval, device)
         self.ema = LossEma(config.ema_decay)

@@ -23,6 +23,9 @@ from distmon.sampling import SamplePlan
 from distmon.signals import SignalWatch
 from distmon.sinks import Delivery, build_factories
 
+# On an accelerator the copy to the host is long done two steps after it was queued.
+PICK_UP_AFTER = 2
+
 
 def attach(
     model: torch.nn.Module,
@@ -69,6 +72,7 @@ def attach(
         ranks=ranks,
         optimizers=optimizers,
         reporter=reporter,
+        pick_up_after=0 if observer.plan.device.type == "cpu" else PICK_UP_AFTER,
         enabled=settings.enabled,
     )
     if hooks and settings.enabled:

@@ -106,6 +106,12 @@ def test_rule_settings_are_checked_against_the_rules() -> None:
         configure(BUILTIN, rules(frozen={"ration": 1}).rules)
     with pytest.raises(ConfigError, match=r'bad value .*"rules.frozen.ratio": it must be a number'):
         configure(BUILTIN, rules(frozen={"ratio": "small"}).rules)
+    (spelt,) = [
+        a
+        for a in configure(BUILTIN, rules(frozen={"ratio": "1e-9"}).rules)
+        if a.limits.get("ratio") == 1e-9
+    ]
+    assert spelt.rule.name == "frozen"
     active = configure(BUILTIN, rules(frozen={"enabled": False}).rules)
     assert "frozen" not in [a.rule.name for a in active]
     with pytest.raises(ConfigError, match=r'bad value 0 for "rules.frozen.patience"'):

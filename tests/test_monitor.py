@@ -359,3 +359,22 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         distmon.attach(model, optimizer, run_dir=tmp_path / "file" / "run")
     with pytest.raises(LayoutError, match=r"torch\.optim\.Optimizer, not a list"):
         distmon.attach(model, [[optimizer]], run_dir=tmp_path)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_records_picked_up_later_are_the_same(tmp_path: Path, interval: int) -> None:
+    """As on an accelerator: the record of a step is read two steps later, the last one at close."""
+    at_once = observe(tmp_path / "a", steps=12, interval=interval)
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    monitor = distmon.attach(model, optimizer, **quiet(tmp_path / "b", interval=interval))
+    monitor._lag = min(2, interval)
+    later = train(model, optimizer, monitor, range(1, 12))
+    assert [r.step for r in later] == [r.step for r in at_once if r.step <= 11 - monitor._lag]
+    train(model, optimizer, monitor, range(12, 13))
+    monitor.close()
+    runs = [distmon.read_run(tmp_path / part / "run") for part in "ab"]
+    for one, other in zip(*(run.records for run in runs), strict=True):
+        for tag in ("monitor/update_ratio_max", "train/step_loss_ema", "monitor/grad_norm"):
+            assert one["metrics"][tag] == other["metrics"][tag]
+    assert runs[0].losses == runs[1].losses

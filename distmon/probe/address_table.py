@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from distmon.layout import Shard
 class AddressTable:
     """Where every weight and gradient lies now.
 
-    What moved is found by comparing lists of pointers, dtypes and contiguity: those are built and
-    compared at C speed, 0.3 us per parameter, and nothing is copied when nothing moved.
+    What moved is found by comparing pointers, dtypes and contiguity with the last ones; nothing is
+    copied when nothing moved. This is the only work per parameter on the host.
     """
 
     def __init__(self, shards: Sequence[Shard], offset_rows: Sequence[torch.Tensor | None]) -> None:
@@ -24,6 +25,7 @@ class AddressTable:
         self._grads = [s.grad for s in shards]
         self._offset_rows = list(offset_rows)
         self._translated: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+        self._known_weights: list[torch.Tensor] = []
         self._numbers = np.zeros((len(shards), len(ADDRESS_COLUMNS)), dtype=np.int64)
         self._seen: dict[str, tuple[list[int], list[torch.dtype | None], list[bool]]] = {}
         self.strided: dict[str, dict[int, torch.Tensor]] = {"weight": {}, "grad": {}}
@@ -43,11 +45,23 @@ class AddressTable:
 
     def refresh(self, grads: bool) -> None:
         """Bring the device table up to date; only the weights when `grads` is False."""
-        moved = self._look("weight", [w() for w in self._weights])
+        moved = self._look_at_weights()
         if grads:
             moved |= self._look("grad", [g() for g in self._grads])
         if moved:
             self._upload(self.table, self._numbers)
+
+    def _look_at_weights(self) -> bool:
+        """The same tensor objects at the same addresses have not changed dtype or strides."""
+        weights = [w() for w in self._weights]
+        pointers = list(map(torch.Tensor.data_ptr, weights))
+        known = self._known_weights
+        if len(known) == len(weights) and all(map(is_, weights, known)):
+            seen = self._seen["weight"]
+            if pointers == seen[0] and not self.strided["weight"]:
+                return False
+        self._known_weights = weights
+        return self._look("weight", weights)
 
     def with_addresses(self, out: torch.Tensor, changed: dict[str, dict[int, int]]) -> None:
         """Fill `out` with the table in which some addresses are replaced."""
@@ -59,7 +73,9 @@ class AddressTable:
 
     def _look(self, what: str, tensors: Sequence[torch.Tensor | None]) -> bool:
         # One pass over the tensors: each is cold in the cache, and three passes took twice as long.
-        pointers, dtypes, contiguous = [], [], []
+        pointers: list[int] = []
+        dtypes: list[torch.dtype | None] = []
+        contiguous: list[bool] = []
         for tensor in tensors:
             if tensor is None:
                 pointers.append(0)
@@ -117,12 +133,12 @@ class AddressTable:
             return
         # A pinned buffer may be written again only after its copy ran; instead of waiting for it
         # another one is taken.
-        for buffer, copied in self._staging:
-            if copied.query():
-                break
-        else:
-            buffer, copied = torch.empty_like(source, pin_memory=True), torch.cuda.Event()
-            self._staging.append((buffer, copied))
+        free = [pair for pair in self._staging if pair[1].query()]  # type: ignore[no-untyped-call]
+        if not free:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            free = [(torch.empty_like(source, pin_memory=True), event)]
+            self._staging += free
+        buffer, copied = free[0]
         buffer.copy_(source)
         out.copy_(buffer, non_blocking=True)
         copied.record(torch.cuda.current_stream(self.device))

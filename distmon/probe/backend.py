@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.errors import ConfigError
 from distmon.layout import Shard
 from distmon.probe.rows import Rows
@@ -55,10 +56,7 @@ def choose_probe(
 
         probe = TritonProbe(plan, shards, exact)
         if gpu:
-            # Compiles now, not in the middle of the first observed step, and finds out here
-            # whether a compiler and driver are there.
-            probe.snapshot()
-            torch.cuda.current_stream(plan.device).synchronize()
+            _compile_now(probe, plan)
         return probe
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -66,3 +64,20 @@ def choose_probe(
             raise ConfigError(f"backend: triton cannot be used: {reason}") from error
         log.warning("reading samples with torch instead of Triton: %s", reason)
         return TorchProbe(plan, shards, exact)
+
+
+def _compile_now(probe: Probe, plan: SamplePlan) -> None:
+    """Run once on rows that are thrown away.
+
+    The kernels compile here and not in the middle of the first observed step, and a missing
+    compiler or driver shows while there is still a choice. The only wait, at attach.
+    """
+    count, device = len(plan.names), plan.device
+    rows = Rows(
+        torch.empty((count, len(SUM_COLUMNS)), dtype=torch.float64, device=device),
+        torch.empty((count, len(MAX_COLUMNS)), device=device),
+        torch.empty((count, BINS), dtype=torch.float64, device=device),
+    )
+    probe.snapshot()
+    probe.measure(rows, torch.zeros(count, dtype=torch.float64, device=device))
+    torch.cuda.synchronize(device)

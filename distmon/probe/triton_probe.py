@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from csrc_triton.dtypes import dtype_set
 from csrc_triton.exact_stats import ExactTables, fill_exact_columns
 from csrc_triton.row_layout import GROUPS, SUM
 from csrc_triton.sampled_stats import fill_sampled_rows
@@ -28,6 +30,7 @@ class TritonProbe:
 
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard], exact: bool = False) -> None:
         self._shards = shards
+        dtype_set(s.weight().dtype for s in shards)  # names a dtype that cannot be read
         starts, widths, counts, half_ulp, offset_rows = _per_parameter(plan, len(shards))
         self._addresses = AddressTable(shards, offset_rows)
         if self._addresses.device != plan.device:
@@ -113,8 +116,8 @@ class TritonProbe:
 def _per_parameter(
     plan: SamplePlan, parameters: int
 ) -> tuple[
-    np.ndarray[tuple[int], np.dtype[np.int64]],
-    np.ndarray[tuple[int], np.dtype[np.int32]],
+    NDArray[np.int64],
+    NDArray[np.int32],
     torch.Tensor,
     torch.Tensor,
     list[torch.Tensor | None],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -41,9 +42,7 @@ def configure(rules: Sequence[Rule], settings: Mapping[str, RuleConfig]) -> list
             if key not in limits:
                 valid = [*limits, *RuleConfig.model_fields]
                 raise ConfigError(f'unknown key "{key}" in {where}; {suggest(key, valid)}')
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f'bad value {value!r} for "{where}.{key}": it must be a number')
-            limits[key] = float(value)
+            limits[key] = _number(value, f"{where}.{key}")
         if given.enabled:
             active.append(
                 ActiveRule(
@@ -55,6 +54,14 @@ def configure(rules: Sequence[Rule], settings: Mapping[str, RuleConfig]) -> list
                 )
             )
     return active
+
+
+def _number(value: Any, key: str) -> float:
+    """YAML reads 1e-9 as text because it has no dot; people write it all the same."""
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return float(value)
+    raise ConfigError(f'bad value {value!r} for "{key}": it must be a number')
 
 
 @dataclass

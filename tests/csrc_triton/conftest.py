@@ -41,7 +41,7 @@ def launches() -> Iterator[Counter[str]]:
             depth[0] -= 1
             self.inner.restore()
 
-    def patch_lang_once(fn: object) -> object:
+    def patch_lang_once(_: object) -> object:
         # Upstream patches the language again at each call of a device function, 1 ms each, and
         # does not undo it. Once per launch is enough.
         if depth[0]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from csrc_triton.row_layout import SUM_COLUMNS
-from distmon.probe import TorchProbe
-from distmon.probe.triton_probe import TritonProbe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from row_reference import Case, run
 from test_sampled_stats import _SecondHalf, numbers
+
+from csrc_triton.row_layout import SUM_COLUMNS
+from distmon.probe import TorchProbe
+from distmon.probe.triton_probe import TritonProbe
 
 pytestmark = pytest.mark.usefixtures("launches")
 
@@ -49,7 +50,10 @@ def agree(cases: list[Case], sample: int, exact: bool) -> None:
             continue
         for i, case in enumerate(cases):
             values = [case.after, case.before, *([] if case.grad is None else [case.grad])]
-            top = max(float(np.nan_to_num(v.double().numpy(), posinf=0, neginf=0).__abs__().max()) for v in values)
+            top = max(
+                float(np.nan_to_num(v.double().numpy(), posinf=0, neginf=0).__abs__().max())
+                for v in values
+            )
             size = 2 * top if name.endswith("_sum") else (2 * top) ** 2
             error = case.after.numel() ** 2 * 2.0**-52 * size
             gap = abs(float(mine.sums[i, column] - theirs.sums[i, column]))

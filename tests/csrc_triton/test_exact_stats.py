@@ -9,12 +9,13 @@ from math import fsum
 import numpy as np
 import pytest
 import torch
+from row_reference import Case, bins_of, flat, poisoned_rows, run, wide
+from test_sampled_stats import SIZES, numbers
+
 from csrc_triton.exact_stats import CHUNK, PARTIALS, ExactTables, fill_exact_columns
 from csrc_triton.row_layout import MAX, SUM
 from csrc_triton.tables import ADDRESS_COLUMNS, RowOutputs
 from distmon.probe import Rows
-from row_reference import Case, bins_of, flat, poisoned_rows, run, wide
-from test_sampled_stats import SIZES, numbers
 
 pytestmark = pytest.mark.usefixtures("launches")
 
@@ -98,7 +99,7 @@ def test_several_chunks_and_strides() -> None:
 
 
 def test_partials_of_a_billion_elements_add_up_in_float64(
-    launches: Counter[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chunks = 16_000  # of 65536 elements: 1.05e9
     tables = ExactTables.build([chunks * CHUNK], torch.device("cpu"))

@@ -124,6 +124,16 @@ def test_long_offsets_and_any_sample_size() -> None:
         assert_rows(rows, cases, plan)
 
 
+@pytest.mark.parametrize("size", [1, 129])
+def test_a_row_one_slot_longer_than_a_whole_number_of_blocks(size: int) -> None:
+    # Alone in its chunk, so that no wider row stretches it: 129 elements are 17 slots per group.
+    x = numbers("normal", size, torch.float32, size)
+    case = Case(x, x + 1, x)
+    rows, _, plan = run([case])
+    assert plan.chunks[0].width % 16 == 1
+    assert_rows(rows, [case], plan)
+
+
 def test_a_parameter_of_more_than_2_31_elements() -> None:
     size = 2**31 + 2**29
     weight = torch.empty(size, dtype=torch.float8_e5m2)  # untouched pages take no memory

@@ -1,0 +1,33 @@
+"""Docs name what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distmon.config import MonitorConfig
+from distmon.rules import BUILTIN
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_every_key_and_every_rule_is_documented() -> None:
+    keys = (ROOT / "docs/configuration.md").read_text()
+    for name, field in MonitorConfig.model_fields.items():
+        assert f"| `{name}` |" in keys
+        assert str(field.description) in keys
+    rules = (ROOT / "docs/rules.md").read_text()
+    for rule in BUILTIN:
+        (line,) = [row for row in rules.splitlines() if row.startswith(f"| `{rule.name}` |")]
+        assert all(f"`{threshold}`" in line for threshold in rule.thresholds)
+        assert f"| {rule.severity} |" in line
+        assert line.endswith(f"| {rule.patience} |")
