@@ -37,10 +37,12 @@ SCALAR_COLUMNS: Final[tuple[str, ...]] = (
     "g_zero",
     "u_count",  # sampled updates measured; 0 when the step was skipped
     "u_sum",
-    "u_lost",  # elements with a gradient whose weight did not move
+    "u_graded",  # those of them that have a finite gradient which is not zero
+    "u_lost",  # those of these whose weight, itself not zero, did not move
     "u_lost_bound_sq",  # sum over those of (half a unit in the last place)^2
     "whole_count",  # gradient elements read in full on suspicion
     "whole_nonzero",  # how many of those are not zero
+    "g_unreadable",  # holders whose gradient is there but sparse, so that it is not read
 )
 SUM_COLUMNS: Final[tuple[str, ...]] = (
     *SCALAR_COLUMNS,

@@ -62,6 +62,8 @@ _G_INF: tl.constexpr = tl.constexpr(SUM["g_inf"])
 _G_ZERO: tl.constexpr = tl.constexpr(SUM["g_zero"])
 _U_COUNT: tl.constexpr = tl.constexpr(SUM["u_count"])
 _U_SUM: tl.constexpr = tl.constexpr(SUM["u_sum"])
+_U_GRADED: tl.constexpr = tl.constexpr(SUM["u_graded"])
+_G_UNREADABLE: tl.constexpr = tl.constexpr(SUM["g_unreadable"])
 _U_LOST: tl.constexpr = tl.constexpr(SUM["u_lost"])
 _U_BOUND: tl.constexpr = tl.constexpr(SUM["u_lost_bound_sq"])
 _W_SQ: tl.constexpr = tl.constexpr(SUM["w_sq0"])
@@ -212,7 +214,7 @@ def sampled_stats_kernel(
         b_g_sq += b_wide * b_wide
 
         b_u = b_w - b_before
-        b_u = tl.where(is_finite(b_u), b_u, 0.0)
+        b_u = tl.where(is_finite(b_u) & m_w, b_u, 0.0)
         b_u_absmax = tl.maximum(b_u_absmax, tl.abs(b_u))
         b_wide = b_u.to(tl.float64)
         b_u_sum += b_wide
@@ -252,6 +254,7 @@ def sampled_stats_kernel(
     o_other = tl.arange(0, _FIRST_OWN)
     tl.store(p_sum + o_other, tl.zeros((_FIRST_OWN,), tl.float64))
     tl.store(p_sum + _WHOLE + tl.arange(0, 2), tl.zeros((2,), tl.float64))
+    tl.store(p_sum + _G_UNREADABLE, 0.0)
     tl.store(p_sum + _W_COUNT, used)
     tl.store(p_sum + _W_SUM, total(b_w_sum))
     tl.store(p_sum + _W_NAN, count_low(b_w_bad))
@@ -263,6 +266,8 @@ def sampled_stats_kernel(
     tl.store(p_sum + _G_ZERO, count_low(b_zero_lost) * graded)
     tl.store(p_sum + _U_COUNT, used * taken)
     tl.store(p_sum + _U_SUM, times(taken, total(b_u_sum)))
+    nonzero = used - count_low(b_g_bad) - count_high(b_g_bad) - count_low(b_zero_lost)
+    tl.store(p_sum + _U_GRADED, nonzero * graded)
     tl.store(p_sum + _U_LOST, count_high(b_zero_lost) * graded)
     tl.store(p_sum + _U_BOUND, times(graded, total(b_bound) * (half_ulp * half_ulp)))
     tl.store(p_sum + _W_SQ + o_group, tl.sum(b_w_sq, 1))

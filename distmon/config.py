@@ -103,7 +103,7 @@ class MonitorConfig(_Section):
         "arrow",
     )
     """Where records and alerts go."""
-    queue_size: int = Field(default=256, ge=1)
+    queue_size: int = Field(default=64, ge=1)
     """Records a sink may fall behind before newer ones are dropped and counted."""
     total_steps: int | None = Field(default=None, ge=1)
     """Length of the run, shown by the console as `step:20/300`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ class Sampling:
     unseen: Column
     """Share of the parameter that the sample leaves out; 0 when it is read whole."""
     numel: Column
+    ndim: Column
     trainable: NDArray[np.bool_]
     """Whether it was to learn when the monitor was attached."""
     exact: bool
@@ -39,6 +40,7 @@ class Sampling:
         cls,
         names: tuple[str, ...],
         samples: Sequence[Sample],
+        ndim: Sequence[int],
         trainable: Sequence[bool],
         exact: bool,
     ) -> Sampling:
@@ -63,6 +65,7 @@ class Sampling:
             expansion=np.array([s.expansion for s in samples]),
             unseen=unseen,
             numel=numel,
+            ndim=np.array(ndim, dtype=np.float64),
             trainable=np.array(trainable, dtype=bool),
             exact=exact,
         )
@@ -129,7 +132,7 @@ def param_table(
     with np.errstate(divide="ignore", invalid="ignore"):
         holders = np.where(sums[:, SUM["holders"]] > 0, sums[:, SUM["holders"]], np.nan)
         ratio = update.norm / (weight.norm + eps)
-        graded = sums[:, SUM["g_count"]] - sums[:, SUM["g_zero"]]
+        graded = sums[:, SUM["u_graded"]]
         columns: dict[str, Column] = {
             "weight_norm": weight.norm,
             "weight_norm_stderr": weight.stderr,
@@ -156,6 +159,7 @@ def param_table(
                 column("u_lost_bound_sq", update.copies) * sampling.expansion
             ),
             "lr": sums[:, SUM["lr"]] / sums[:, SUM["in_optimizer"]],
+            "ndim": sampling.ndim,
             "requires_grad": sums[:, SUM["requires_grad"]] / holders,
             "in_optimizer": sums[:, SUM["in_optimizer"]] / holders,
             "has_grad": (sums[:, SUM["g_count"]] > 0).astype(np.float64),
@@ -183,8 +187,8 @@ def suspects(table: ParamTable, sampling: Sampling, frozen_ratio: float) -> list
 def _proven(reduced: Reduced, sampling: Sampling) -> NDArray[np.bool_]:
     """Where no movement in the sample means no movement at all."""
     sums = reduced.sums
-    nothing_to_apply = sums[:, SUM["g_count"]] == 0
-    gradient_ignored = sums[:, SUM["g_count"]] > sums[:, SUM["g_zero"]]
+    nothing_to_apply = (sums[:, SUM["g_count"]] == 0) & (sums[:, SUM["g_unreadable"]] == 0)
+    gradient_ignored = sums[:, SUM["u_graded"]] > 0
     read_in_full = (sums[:, SUM["whole_count"]] > 0) & (sums[:, SUM["whole_nonzero"]] == 0)
     not_owned = sums[:, SUM["in_optimizer"]] == 0
     proven = nothing_to_apply | gradient_ignored | read_in_full | not_owned
@@ -217,10 +221,12 @@ def run_metrics(
         spread = float(np.sqrt(moments.variance[seen].sum()))
         metrics[f"monitor/{tag}_norm"] = float("nan") if bad else norm
         metrics[f"monitor/{tag}_norm_stderr"] = spread / (2 * norm) if norm > 0 else 0.0
-    graded = reduced.sums[:, SUM["g_count"]].sum() - reduced.sums[:, SUM["g_zero"]].sum()
+    copies = _moments(reduced, sampling, "u").copies
+    scale = np.where(np.isnan(copies), 0.0, sampling.expansion / np.where(copies > 0, copies, 1))
+    graded = float((reduced.sums[:, SUM["u_graded"]] * scale).sum())
     if graded > 0:
-        lost = reduced.sums[:, SUM["u_lost"]].sum()
-        metrics["monitor/update_lost_fraction"] = float(lost / graded)
+        lost = float((reduced.sums[:, SUM["u_lost"]] * scale).sum())
+        metrics["monitor/update_lost_fraction"] = lost / graded
     for kind in ("nan", "inf"):
         either = (reduced.sums[:, SUM[f"w_{kind}"]] > 0) | (reduced.sums[:, SUM[f"g_{kind}"]] > 0)
         metrics[f"debug/{kind}_param_count"] = float(either.sum())
@@ -228,10 +234,3 @@ def run_metrics(
     for i in frozen[np.argsort(c["update_ratio"][frozen], kind="stable")][:topk]:
         metrics[TOPK_FROZEN_PREFIX + table.names[i]] = float(c["update_ratio"][i])
     return metrics
-
-
-def worst(table: ParamTable, metric: str, count: int) -> Mapping[str, float]:
-    """The parameters with the largest values of a metric, largest first."""
-    values = table.columns[metric]
-    order = [i for i in np.argsort(-values, kind="stable") if np.isfinite(values[i])]
-    return {table.names[i]: float(values[i]) for i in order[:count]}

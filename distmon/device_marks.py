@@ -1,4 +1,4 @@
-"""A point in the work queued on an accelerator, to ask later whether it has been reached."""
+"""Talking to an accelerator without waiting for it."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ class DeviceMark:
     def wait(self) -> None:
         """Return when everything queued before the mark has run."""
         self._event.synchronize()
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on `device` that is queued, not waited for: only pinned memory can be copied so."""
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)

@@ -19,5 +19,9 @@ class PlanMismatchError(DistmonError):
     """Ranks do not agree on what they observe."""
 
 
+class CollectiveError(DistmonError):
+    """The ranks can no longer talk to each other."""
+
+
 class RunFolderError(DistmonError):
     """A run folder cannot be read or written."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from distmon.device_marks import to_device
+
 
 class LossEma:
     """`ema = decay * ema + (1 - decay) * loss`, started from the first loss.
@@ -29,7 +31,7 @@ class LossEma:
 
 
 class LossRing:
-    """This rank's losses since the last observation.
+    """This rank's losses since the last observation, with their steps.
 
     A loss on the CPU is read where it lies; one on an accelerator is copied into a small buffer
     there, so that no step waits for the device. At most `capacity` are kept.
@@ -42,15 +44,12 @@ class LossRing:
         self._on_host = device.type == "cpu"
         self._host_values = self._values.numpy() if self._on_host else None
         self._host_given = self._given.numpy()
-        self._count = 0
+        self._steps: list[int] = []
 
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, loss: float | torch.Tensor | None) -> None:
-        """Append the loss of one step, or its absence."""
-        i = self._count % self.capacity
-        self._count = i + 1
+    def add(self, step: int, loss: float | torch.Tensor | None) -> None:
+        """Append the loss of one step, or its absence. When full, the newest is overwritten."""
+        i = min(len(self._steps), self.capacity - 1)
+        self._steps[i:] = [step]
         self._host_given[i] = loss is not None
         if loss is None:
             return
@@ -61,22 +60,24 @@ class LossRing:
         else:
             self._values[i] = loss
 
-    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values and whether they were given, by step; the ring starts anew."""
-        count, self._count = self._count, 0
-        given = self._given[:count].to(self._values.device, non_blocking=True)
-        return self._values[:count], given
+    def take(self) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+        """Steps, values, and whether they were given; the ring starts anew."""
+        steps, self._steps = self._steps, []
+        given = to_device(self._given[: len(steps)], self._values.device)
+        return steps, self._values[: len(steps)], given
 
-    def to_list(self) -> list[float | None]:
+    def to_list(self) -> list[tuple[int, float]]:
         """What is in the ring, for a checkpoint. Waits for the device."""
-        values = self._values[: self._count].tolist()
-        return [v if g else None for v, g in zip(values, self._host_given, strict=False)]
+        values = self._values[: len(self._steps)].tolist()
+        given = self._host_given[: len(self._steps)]
+        rows = zip(self._steps, values, given, strict=True)
+        return [(step, value) for step, value, there in rows if there]
 
-    def restore(self, losses: Sequence[float | None]) -> None:
+    def restore(self, losses: Sequence[tuple[int, float]]) -> None:
         """Put back what `to_list` gave."""
-        self._count = 0
-        for loss in losses:
-            self.add(loss)
+        self._steps = []
+        for step, loss in losses:
+            self.add(step, loss)
 
 
 def host_value(value: Any) -> float:

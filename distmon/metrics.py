@@ -69,6 +69,7 @@ PARAM_METRICS: Final[tuple[Metric, ...]] = (
     Metric("update_lost_fraction", "", "share of elements with a gradient that did not move"),
     Metric("update_lost_bound", "", "what rounding can have taken from update_norm, at most"),
     Metric("lr", "", "learning rate of the parameter's group"),
+    Metric("ndim", "", "dimensions of the parameter"),
     Metric("requires_grad", "", "1 when it asks for a gradient"),
     Metric("in_optimizer", "", "1 when an optimizer owns it"),
     Metric("has_grad", "", "1 when it had a gradient at this step"),
@@ -91,6 +92,7 @@ RANK_METRICS: Final[tuple[Metric, ...]] = (
     Metric("signal_kind", "", "1 loss, 2 gradient norm"),
     Metric("skipped_steps", "steps", "optimizer steps not applied since the last record"),
     Metric("step_seconds", "s", "mean step time since the last record"),
+    Metric("elapsed_seconds", "s", "time since the last record"),
     Metric("tokens", "tokens", "tokens since the last record"),
     Metric("monitor_seconds", "s", "the monitor's own time since the last record"),
 )

@@ -11,21 +11,22 @@ from typing import Any, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from distmon.errors import CollectiveError
+from distmon.losses import host_value
 from distmon.observer import Observer
-from distmon.ownership import managed_by_scaler
+from distmon.ownership import scaler_verdict
 from distmon.record import Record
 from distmon.reduce import Ranks
 from distmon.reporter import Reporter
 from distmon.rules import RuleEngine
 from distmon.rules.nonfinite import at_once
-from distmon.signals import Evidence, SignalWatch
+from distmon.signals import GRAD_NORM, LOSS, Evidence, SignalWatch
 from distmon.telemetry.step_clock import StepClock
 
 log = logging.getLogger("distmon")
 
 Number = float | torch.Tensor
 Optimizer = torch.optim.Optimizer
-_LOSS, _GRAD_NORM = 1, 2
 _STATE_VERSION = 1
 
 
@@ -47,7 +48,6 @@ class Monitor:
         optimizers: Sequence[Optimizer],
         reporter: Reporter | None,
         pick_up_after: int,
-        enabled: bool = True,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._interval = interval
@@ -63,22 +63,24 @@ class Monitor:
         self._clock = StepClock(now)
         self._seconds = 0.0
         self._completed = 0
+        self._stride = 1
         self._next = interval
         self._begun = False
-        self._closed = not enabled
+        self._closed = False
         self._lr: float | None = None
-        # One step: what the optimizer hooks saw.
-        self._snapshot_taken = False
-        self._measured = False
-        self._stepped: list[Optimizer] = []
+        # One step: what the optimizers did. None stands for "all of them".
+        self._snapshots: list[Optimizer | None] = []
+        self._measured: list[Optimizer | None] = []
         self._ran = False
-        self._scaler_decides = False
+        self._tells_steps = bool(optimizers)
         # Since the last observation.
         self._skipped = 0
         self._error = ""
         self._told: set[str] = set()
+        # An observation that was started and not picked up.
         self._started: int | None = None
         self._shown: Evidence | None = None
+        self._lr_then: float | None = None
         self._known_bad = False
         self.last_record: Record | None = None
         """The newest record; the same on every rank."""
@@ -94,31 +96,36 @@ class Monitor:
 
     # -- what the training loop calls ------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer | None = None) -> None:  # noqa: ARG002
-        """Just before an optimizer step. Called by the hook, or by a trainer that owns its loop."""
-        if self._completed + 1 != self._next or self._snapshot_taken or self._closed:
+    def before_step(self, optimizer: Optimizer | None = None) -> None:
+        """Just before an optimizer step. Called by the hook, or by a trainer that owns its loop.
+
+        With several optimizers each is measured over its own first step; without an argument all
+        are meant.
+        """
+        if self._completed + self._stride < self._next or self._closed:
+            return
+        if _contains(self._snapshots, optimizer):
             return
         begin = self._now()
         try:
             self._observer.snapshot()
-            self._snapshot_taken = True
+            self._snapshots.append(optimizer)
         except Exception as error:
             self._fault("snapshot", error)
         self._seconds += self._now() - begin
 
     def after_step(self, optimizer: Optimizer | None = None) -> None:
-        """Just after an optimizer step. Without an argument: all optimizers have stepped."""
-        self._ran = True
-        if managed_by_scaler(optimizer):
-            self._scaler_decides = True
-        if not self._snapshot_taken or self._measured:
+        """Just after an optimizer step. Do not call it for a step that was skipped."""
+        self._ran = self._tells_steps = True
+        if scaler_verdict(optimizer) is not None:
+            # Only the device knows whether this step counts; the next loss will tell.
+            self._watch.skipped(self._completed + self._stride)
+        if not self._snapshots or not _contains(self._snapshots, optimizer):
             return
-        begin = self._now()
-        ran = self._optimizers if optimizer is None else [optimizer]
-        self._stepped += [o for o in ran if not any(o is s for s in self._stepped)]
-        if len(self._stepped) >= len(self._optimizers):
-            self._measure()
-        self._seconds += self._now() - begin
+        if not _contains(self._measured, optimizer):
+            begin = self._now()
+            self._measure(optimizer, ran=True)
+            self._seconds += self._now() - begin
 
     def check(self, *, loss: Number | None = None, grad_norm: Number | None = None) -> None:
         """Show the monitor numbers that cover everything, as soon as they are there.
@@ -129,12 +136,9 @@ class Monitor:
         if self._closed or self._known_bad:
             return
         try:
-            if grad_norm is not None:
-                self._watch.watch(_GRAD_NORM, grad_norm, self._completed + 1)
-            if loss is not None:
-                self._watch.watch(_LOSS, loss, self._completed + 1)
+            self._show(loss, grad_norm, self._completed + self._stride)
         except Exception as error:
-            self._fault("check", error)
+            self._fault("check", error, spoils_observation=False)
 
     def step(
         self,
@@ -147,69 +151,76 @@ class Monitor:
     ) -> None:
         """A training step is done: call it once per optimizer step, on every rank.
 
-        `loss` and `tokens` are this rank's own; `step` is the trainer's number of this step when it
-        does not simply count up. On observed steps the ranks meet here, and only here.
+        `loss` and `tokens` are this rank's own; `step` is the trainer's number of this step, when
+        it does not count from 1. On observed steps the ranks meet here, and only here.
         """
         if self._closed:
             return
         begin = self._now()
-        if not self._begun:
-            self._begin(step)
-        self._completed = self._completed + 1 if step is None else step
-        self._clock.tick(tokens)
-        self._lr = lr if lr is not None else self._lr
         try:
+            self._advance(None if step is None else int(step))
+            self._clock.tick(host_value(tokens) if tokens is not None else 0.0)
+            if lr is not None:
+                self._lr = host_value(lr)
             self._after_every_step(loss, grad_norm)
+        except CollectiveError as error:
+            self._give_up(error)
+            return
         except Exception as error:
-            self._fault("step", error)
+            self._fault("step", error, spoils_observation=False)
         if self._completed >= self._next:
             self._observe()
         if self._started is not None and self._completed >= self._started + self._lag:
             self._collect()
-        self._snapshot_taken = self._measured = self._ran = self._scaler_decides = False
-        self._stepped = []
+        self._snapshots, self._measured, self._ran = [], [], False
         self._seconds += self._now() - begin
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: step, loss average, rule states. The same on every rank but for
-        the newest losses; small, and independent of the number of ranks."""
+        """What a resumed run needs: step, loss average, rule states. Plain values, small, and
+        independent of the number of ranks; any rank's will do."""
+        in_flight = [] if self._started is None else self._observer.losses_in_flight()
         return {
             "version": _STATE_VERSION,
             "step": self._completed,
             "loss_ema": self._observer.ema.value,
-            "losses": self._observer.ring.to_list(),
+            "losses": [*in_flight, *self._observer.ring.to_list()],
             "rules": self._rules.state_dict(),
             "known_bad": self._known_bad,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, on any number of ranks."""
+        """Go on where `state_dict` was taken, on any number of ranks. Call it on every rank."""
         self._completed = int(state["step"])
         self._next = self._next_after(self._completed)
         self._observer.ema.value = state["loss_ema"]
-        losses = list(state["losses"])
-        # With a shorter interval than before, the oldest losses go into the average right away.
+        losses = [(int(step), float(loss)) for step, loss in state["losses"]]
+        # What no longer fits before the next observation goes into the average right away.
         room = self._interval - (self._next - self._completed)
-        for loss in losses[: max(0, len(losses) - room)]:
-            if loss is not None:
-                self._observer.ema.update(loss)
-        self._observer.ring.restore(losses[len(losses) - min(room, len(losses)) :])
+        kept = losses[len(losses) - min(room, len(losses)) :]
+        for _, loss in losses[: len(losses) - len(kept)]:
+            self._observer.ema.update(loss)
+        self._observer.ring.restore(kept)
         self._rules.load_state_dict(state["rules"])
         self._known_bad = bool(state["known_bad"])
 
     def close(self) -> None:
-        """Take the hooks off, deliver what is pending, and end the sinks. Safe to call twice."""
+        """Take the hooks off, deliver what is pending, and end the sinks. Safe to call twice.
+
+        It enters no collective: it may run on one rank alone, after an exception.
+        """
         if self._closed:
             return
         if self._started is not None:
-            self._collect()
+            self._collect(search=False)
         self._closed = True
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._reporter is not None:
-            self._reporter.close()
-        self._ranks.close()
+        try:
+            if self._reporter is not None:
+                self._reporter.close()
+        finally:
+            self._ranks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -224,114 +235,157 @@ class Monitor:
 
     # -- one observation -------------------------------------------------------------------------
 
-    def _begin(self, step: int | None) -> None:
-        """The first step of this process: only now is it known where the run goes on."""
+    def _advance(self, step: int | None) -> None:
+        """Take the next step number; the first one of this process is agreed on by all ranks."""
+        number = self._completed + 1 if step is None else step
+        if self._begun:
+            # The hooks of the next step have to know its number beforehand.
+            self._stride = max(1, number - self._completed)
+            self._completed = number
+            return
         self._begun = True
-        if step is not None and step != self._completed + 1:
-            self._completed = step - 1
-            self._next = self._next_after(self._completed)
-        try:
-            if self._reporter is not None:
-                self._reporter.begin(resumed_from=self._completed)
-        except Exception as error:
-            self._fault("run folder", error)
+        if number != self._completed + 1:
+            self._next = self._next_after(number - 1)
+        self._completed = number
+        self._agree_on_start()
+        if self._reporter is not None:
+            self._reporter.begin(resumed_from=number - 1)
+
+    def _agree_on_start(self) -> None:
+        mine = torch.tensor([self._completed], device=self._observer.plan.device)
+        starts = self._ranks.sum_by_rank(mine).flatten().tolist()
+        others = self._ranks.minority(starts)
+        if others:
+            raise CollectiveError(
+                f"rank {', '.join(map(str, others))} goes on from another step than the others "
+                f"({[*dict.fromkeys(starts)]}); load the monitor's state on every rank"
+            )
+
+    def _show(self, loss: Number | None, grad_norm: Number | None, step: int) -> None:
+        if grad_norm is not None:
+            self._watch.watch(GRAD_NORM, grad_norm, step)
+        if loss is not None:
+            self._watch.watch(LOSS, loss, step)
 
     def _after_every_step(self, loss: Number | None, grad_norm: Number | None) -> None:
-        self._observer.ring.add(loss)
-        if not self._ran:
+        self._observer.ring.add(self._completed, loss)
+        if self._tells_steps and not self._ran:
             self._skipped += 1
+            self._watch.skipped(self._completed)
         if self._known_bad:
             return
-        if loss is not None:
-            self._watch.watch(_LOSS, loss, self._completed)
-        if grad_norm is not None:
-            self._watch.watch(_GRAD_NORM, grad_norm, self._completed)
+        self._show(loss, grad_norm, self._completed)
         self._watch.poll()
-        if not self._ran or self._scaler_decides:
-            # A GradScaler skips steps whose gradients overflow: that is its job, not a fault.
-            self._watch.forget(self._completed, _GRAD_NORM)
         evidence = self._watch.evidence
         if evidence and not evidence.told and self._completed < self._next:
             evidence.told = True
-            if self._reporter is not None:
+            severity = self._rules.severity("nonfinite")
+            if self._reporter is not None and severity is not None:
                 self._reporter.alert(
-                    at_once(
-                        evidence.step, evidence.what, evidence.value, self._ranks.rank, self._next
-                    )
+                    at_once(evidence, severity, rank=self._ranks.rank, told_at=self._next)
                 )
 
-    def _measure(self) -> None:
+    def _measure(self, optimizer: Optimizer | None, ran: bool) -> None:
         try:
-            self._observer.measure(self._stepped, self._ran and self._snapshot_taken)
+            self._observer.measure(optimizer, ran)
         except Exception as error:
             self._fault("measure", error)
-        self._measured = True
+        self._measured.append(optimizer)
 
     def _observe(self) -> None:
         """Enter the collectives, on every rank, whatever happened here."""
         if self._started is not None:
             self._collect()
-        if not self._measured:
-            self._measure()
-        if self._error:
-            self._observer.clear()
+        if self._closed:
+            return
+        self._measure(None, ran=False)  # what no optimizer has stepped
         evidence = self._shown = self._watch.evidence
         telemetry = {
             **self._clock.take(),
-            "time": time.time(),
             "signal_step": float(evidence.step if evidence else 0),
             "signal_kind": float(evidence.signal if evidence else 0),
             "skipped_steps": float(self._skipped),
             "monitor_seconds": self._seconds,
         }
-        self._seconds = 0.0
-        self._skipped = 0
-        try:
-            self._observer.start(self._completed, telemetry, self._error)
-            self._started = self._completed
-        except Exception as error:
-            self._give_up(error)
-        self._error = ""
+        self._seconds, self._skipped, self._lr_then = 0.0, 0, self._lr
+        error, self._error = self._error, ""
         self._next = self._next_after(self._completed)
+        try:
+            self._observer.start(self._completed, telemetry, error)
+            self._started = self._completed
+        except CollectiveError as problem:
+            self._give_up(problem)
 
-    def _collect(self) -> None:
+    def _collect(self, search: bool = True) -> None:
         """Pick up the record of the last observation, judge it, hand it to the sinks."""
         step, self._started = self._started, None
         assert step is not None
         try:
-            record = self._observer.finish(step, self._shown, self._known_bad, self._lr)
-        except Exception as error:
-            self._give_up(error)
-            return
-        try:
-            self._known_bad = record.has_nonfinite
+            record = self._observer.finish(
+                step, self._shown, self._known_bad, self._lr_then, search
+            )
             if self._watch.evidence is self._shown:
                 self._watch.evidence = None
-            self._shown = None
+            self._known_bad = record.has_nonfinite
+            if self._known_bad:
+                self._watch.rest()
             self.last_record = record
-            alerts = self._rules.evaluate(record)
+            alerts, failures = self._rules.evaluate(record)
+            for rule, error in failures.items():
+                self._fault(f"rule {rule}", error, spoils_observation=False)
             if self._reporter is not None:
                 self._reporter.post(record, alerts)
+        except CollectiveError as error:
+            self._give_up(error)
         except Exception as error:
-            self._fault("rules", error)
+            self._fault("record", error, spoils_observation=False)
 
     def _next_after(self, step: int) -> int:
         return step - step % self._interval + self._interval
 
-    def _fault(self, where: str, error: Exception) -> None:
+    def _fault(self, where: str, error: Exception, spoils_observation: bool = True) -> None:
         """Note a fault of the monitor; training goes on."""
-        self._error = f"{where}: {type(error).__name__}: {error}"
+        text = f"{where}: {type(error).__name__}: {error}"
+        if spoils_observation:
+            self._error = text
         if where not in self._told:
             self._told.add(where)
             log.warning(
                 "rank %d: the monitor could not do its part (%s); training goes on",
                 self._ranks.rank,
-                self._error,
+                text,
                 exc_info=log.isEnabledFor(logging.DEBUG),
             )
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: CollectiveError) -> None:
         """The ranks can no longer talk to each other: stop monitoring rather than stop training."""
-        self._fault("collective", error)
-        log.error("rank %d: monitoring ends here; training goes on", self._ranks.rank)
+        log.error("rank %d: monitoring ends here and training goes on: %s", self._ranks.rank, error)
+        self._started = None
         self.close()
+
+
+class SilentMonitor(Monitor):
+    """What `attach` returns when monitoring is switched off: every call does nothing."""
+
+    def __init__(self) -> None:
+        self.last_record = None
+
+    def before_step(self, optimizer: Optimizer | None = None) -> None: ...
+
+    def after_step(self, optimizer: Optimizer | None = None) -> None: ...
+
+    def check(self, **_: Any) -> None: ...
+
+    def step(self, **_: Any) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _contains(optimizers: Sequence[Optimizer | None], wanted: Optimizer | None) -> bool:
+    """Identity, not equality."""
+    return any(optimizer is wanted for optimizer in optimizers)

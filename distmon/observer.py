@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from csrc_triton.row_layout import SUM
+from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.config import MonitorConfig
 from distmon.derive import Sampling, param_table, run_metrics, suspects
+from distmon.device_marks import to_device
 from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
 from distmon.losses import LossEma, LossRing
-from distmon.ownership import Ownership
-from distmon.probe import choose_probe
+from distmon.ownership import OWNERSHIP_COLUMNS, Ownership, scaler_verdict
+from distmon.probe import Rows, choose_probe
 from distmon.probe.exact import nonfinite_counts
 from distmon.record import Desync, NonFinite, Record
-from distmon.reduce import Buffers, Ranks, Reduced
-from distmon.sampling import build_plan
+from distmon.reduce import SLOT_SIZE, Buffers, Ranks, Reduced
+from distmon.sampling import build_plan, hash48
 from distmon.signals import Evidence
 
 DEFAULT_SAMPLE = 1024
-_OWNERSHIP_COLUMNS = slice(SUM["holders"], SUM["lr"] + 1)
+log = logging.getLogger("distmon")
 
 
 class Observer:
@@ -46,75 +49,151 @@ class Observer:
         device = shards[0].weight().device
         self.plan = build_plan(shards, size, config.seed, device)
         self._sampling = Sampling.describe(
-            self.plan.names, self.plan.samples, [s.requires_grad() for s in shards], exact
+            self.plan.names,
+            self.plan.samples,
+            [len(s.global_shape) for s in shards],
+            [s.requires_grad() for s in shards],
+            exact,
         )
         self._probe = choose_probe(config.backend, self.plan, shards, exact)
         self._buffers = Buffers(len(shards), ranks, config.percentiles, config.interval, device)
         self.ring = LossRing(config.interval, device)
         self.ema = LossEma(config.ema_decay)
         self._suspects: list[int] = []
-        self._steps = 0
-        self._start_step = 0
+        self._steps: list[int] = []
+        self._filled: set[int] = set()
+        self._owner_columns = ownership.columns()
+        self._side: Rows | None = None
 
     @property
     def collective_bytes(self) -> int:
         """Bytes that this rank sends in one observation."""
         return self._buffers.nbytes
 
+    @property
+    def agreement(self) -> int:
+        """48 bits that must be equal on all ranks: what is sampled, sent and decided."""
+        c = self._config
+        settings = (c.interval, c.percentiles, c.replica_check, c.sample_size)
+        return hash48(f"{self.plan.plan_hash}{settings}{SLOT_SIZE}{SUM_COLUMNS}{MAX_COLUMNS}")
+
     def snapshot(self) -> None:
-        """Just before the optimizer step."""
+        """Just before an optimizer step."""
         self._probe.snapshot()
 
-    def measure(self, stepped: Sequence[torch.optim.Optimizer], any_step: bool) -> None:
-        """Just after the step, while its gradients still exist.
+    def measure(self, optimizer: torch.optim.Optimizer | None, ran: bool) -> None:
+        """Fill the rows that `optimizer` has just stepped, while their gradients still exist.
 
-        `stepped` are the optimizers that ran since the snapshot; `any_step` is False when none did.
+        None means all rows that are not filled yet; without `ran` their gradients and updates
+        count as not measured.
         """
-        applied = self._ownership.applied(stepped, any_step, self.plan.device)
-        rows = self._buffers.rows
-        self._probe.measure(rows, applied)
-        self._probe.read_whole_gradients(rows, self._suspects)
-        columns = self._ownership.columns()
-        rows.sums[:, _OWNERSHIP_COLUMNS] = columns.to(self.plan.device, non_blocking=True)
+        if not self._filled:
+            self._owner_columns = self._ownership.columns()  # before a scheduler changes the lr
+        everything = set(range(len(self._shards)))
+        mine = everything if optimizer is None else self._ownership.rows_of(optimizer)
+        if optimizer is not None and not self._filled:
+            mine = mine | self._ownership.unowned()
+        mine = mine - self._filled
+        if not mine:
+            return
+        applied = torch.zeros(len(everything), dtype=torch.float64)
+        if ran:
+            applied[sorted(mine)] = 1
+        applied = to_device(applied, self.plan.device)
+        verdict = scaler_verdict(optimizer)
+        if verdict is not None:
+            applied = applied * (1 - verdict.to(applied).reshape(()))
+        suspected = [i for i in self._suspects if i in mine]
+        if mine == everything:
+            self._probe.measure(self._buffers.rows, applied)
+            self._probe.read_whole_gradients(self._buffers.rows, suspected)
+        else:
+            self._measure_some(mine, applied, suspected)
+        self._filled |= mine
 
-    def clear(self) -> None:
-        """Nothing could be measured: send rows that add nothing."""
-        self._buffers.rows.clear()
+    def _measure_some(self, mine: set[int], applied: torch.Tensor, suspected: list[int]) -> None:
+        """Several optimizers: a probe reads all rows, so those of one are taken out of its own."""
+        if self._side is None:
+            self._side = Rows.like(self._buffers.rows)
+        self._probe.measure(self._side, applied)
+        self._probe.read_whole_gradients(self._side, suspected)
+        self._buffers.rows.take_from(
+            self._side, to_device(torch.tensor(sorted(mine)), applied.device)
+        )
 
     def start(self, step: int, telemetry: Mapping[str, float], error: str) -> None:
-        """Enter the collectives. Every rank calls this at the same step, whatever happened."""
-        identity = {
+        """Enter the collectives. Every rank calls this at the same step, whatever happened.
+
+        What fails locally is sent as text instead of numbers; only a `CollectiveError` gets out.
+        """
+        self._steps, values, given = self.ring.take()
+        if not error:
+            try:
+                self._fill_buffers(step, telemetry, values, given)
+            except Exception as problem:
+                error = f"send: {type(problem).__name__}: {problem}"
+        if error:
+            self._buffers.clear()
+            self._buffers.put_telemetry(self._identity(step, failed=True), None, error)
+        self._filled = set()
+        self._buffers.start()
+
+    def _fill_buffers(
+        self,
+        step: int,
+        telemetry: Mapping[str, float],
+        values: torch.Tensor,
+        given: torch.Tensor,
+    ) -> None:
+        owners = to_device(self._owner_columns, self.plan.device)
+        for i, name in enumerate(OWNERSHIP_COLUMNS):
+            self._buffers.rows.sums[:, SUM[name]] = owners[:, i]
+        self._buffers.put_telemetry(
+            {**telemetry, **self._identity(step, failed=False)}, self._probe.checksum(), ""
+        )
+        self._buffers.put_losses(values, given)
+
+    def _identity(self, step: int, failed: bool) -> dict[str, float]:
+        return {
+            "time": time.time(),
             "step": float(step),
             "plan_hash": float(self.plan.plan_hash),
             "region_key": float(self.plan.region_key),
-            "failed": float(bool(error)),
+            "failed": float(failed),
         }
-        checksum = None if error else self._probe.checksum()
-        self._buffers.put_telemetry({**telemetry, **identity}, checksum, error)
-        values, given = self.ring.take()
-        self._steps, self._start_step = len(given), step - len(given) + 1
-        self._buffers.put_losses(values, given)
-        self._buffers.start()
+
+    def losses_in_flight(self) -> list[tuple[int, float]]:
+        """The losses of an observation that was started and not finished. Waits for the device."""
+        reduced = self._buffers.finish(len(self._steps))
+        return self._losses(reduced)
+
+    def _losses(self, reduced: Reduced) -> list[tuple[int, float]]:
+        given = np.flatnonzero(reduced.loss_given)
+        return [(self._steps[i], float(reduced.losses[i])) for i in given]
 
     def finish(
-        self, step: int, evidence: Evidence | None, known_bad: bool, lr: float | None
+        self,
+        step: int,
+        evidence: Evidence | None,
+        known_bad: bool,
+        lr: float | None,
+        search: bool = True,
     ) -> Record:
         """The record of the observation that was started at `step`.
 
         `evidence` is this rank's own; `known_bad` says that an earlier record already located the
-        NaN that is still there. Both searches below are collective, and every rank decides on them
-        from the same reduced numbers.
+        NaN that is still there. The searches are collective; every rank decides on them from the
+        same reduced numbers, and `search=False` leaves them out.
         """
-        reduced = self._buffers.finish(self._steps)
-        nonfinite = None if known_bad else self._locate_nonfinite(reduced, step, evidence)
-        desync = self._locate_desync(reduced)
+        reduced = self._buffers.finish(len(self._steps))
+        nonfinite = desync = None
+        if search:
+            nonfinite = None if known_bad else self._locate_nonfinite(reduced, step, evidence)
+            desync = self._locate_desync(reduced)
         table = param_table(reduced, self._sampling, self._config.eps, self._frozen_ratio)
         self._suspects = suspects(table, self._sampling, self._frozen_ratio)
         metrics = run_metrics(reduced, table, self._sampling, self._config.topk)
-        losses = {
-            self._start_step + int(i): float(reduced.losses[i])
-            for i in np.flatnonzero(reduced.loss_given)
-        }
+        losses = dict(self._losses(reduced))
         averages: dict[int, float] = {}
         for at, loss in losses.items():
             value = self.ema.update(loss)
@@ -157,10 +236,18 @@ class Observer:
             mine_step = evidence.step if evidence else 0
         else:
             first_step, signal = step, SIGNALS.index("sample")
-            mine, mine_step = nonfinite_counts(self._shards), step
+            mine, mine_step = self._count_nonfinite(), step
         return locate_nonfinite(
             self._ranks, self.plan.names, mine, mine_step, first_step, signal, self.plan.device
         )
+
+    def _count_nonfinite(self) -> torch.Tensor:
+        """Between two collectives nothing may fail: then this rank has nothing to tell."""
+        try:
+            return nonfinite_counts(self._shards)
+        except Exception as error:
+            log.warning("rank %d could not look for NaN: %s", self._ranks.rank, error)
+            return torch.zeros((len(self._shards), 4), dtype=torch.int64)
 
     def _locate_desync(self, reduced: Reduced) -> Desync | None:
         found = find_desync(reduced.ranks) if self._config.replica_check else None
@@ -177,8 +264,8 @@ class Observer:
             "performance/monitor_bytes": float(self.collective_bytes),
             "performance/monitor_collectives": 2.0 if self._ranks.together else 0.0,
         }
+        elapsed = float(reduced.ranks["elapsed_seconds"].max())
         if seconds > 0:
-            elapsed = seconds * self._steps
             metrics["performance/step_seconds"] = seconds
             metrics["performance/monitor_fraction"] = own / elapsed
             tokens = float(reduced.ranks["tokens"].sum())
@@ -192,7 +279,6 @@ class Observer:
             ("step", "counts steps differently"),
             ("plan_hash", "samples other elements"),
         ):
-            values = reduced.ranks[what]
-            majority = max({*values.tolist()}, key=lambda v: int((values == v).sum()))
-            faults += [f"rank {r} {words}" for r in np.flatnonzero(values != majority)]
+            others = self._ranks.minority(reduced.ranks[what].tolist())
+            faults += [f"rank {r} {words}" for r in others]
         return tuple(faults)

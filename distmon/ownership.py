@@ -10,6 +10,8 @@ from distmon.errors import LayoutError
 from distmon.layout import Shard
 from distmon.losses import host_value, on_host
 
+OWNERSHIP_COLUMNS = ("holders", "requires_grad", "in_optimizer", "lr", "g_unreadable")
+
 
 class Ownership:
     """The table of parameters against optimizers and their param groups.
@@ -37,8 +39,8 @@ class Ownership:
                 )
 
     def columns(self) -> torch.Tensor:
-        """float64 [parameters, 4]: holders, requires_grad, in_optimizer, lr."""
-        table = torch.zeros((len(self._shards), 4), dtype=torch.float64)
+        """float64 [parameters, 5] on the host, in the order of OWNERSHIP_COLUMNS."""
+        table = torch.zeros((len(self._shards), len(OWNERSHIP_COLUMNS)), dtype=torch.float64)
         numbers = table.numpy()
         numbers[:, 0] = 1
         numbers[:, 1] = [shard.requires_grad() for shard in self._shards]
@@ -47,37 +49,28 @@ class Ownership:
                 lr = group.get("lr", float("nan"))
                 value = host_value(lr) if on_host(lr) else float("nan")
                 for row in self._rows(group["params"]):
-                    numbers[row, 2:] = 1, value
+                    numbers[row, 2:4] = 1, value
+        numbers[:, 4] = [shard.grad_is_unreadable() for shard in self._shards]
         return table
 
-    def applied(
-        self, stepped: Sequence[torch.optim.Optimizer], any_step: bool, device: torch.device
-    ) -> torch.Tensor:
-        """float64 [parameters]: 1 where `stepped` optimizers own it, or nobody does.
+    def rows_of(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """The parameters that this optimizer owns."""
+        return {row for group in optimizer.param_groups for row in self._rows(group["params"])}
 
-        A fused optimizer under a GradScaler runs its step even when the scaler found an Inf and
-        nothing is to change; the verdict is a tensor on the device, so it is multiplied in there.
-        """
-        host = torch.zeros(len(self._shards), dtype=torch.float64)
-        numbers = host.numpy()
-        if any_step:
-            numbers[:] = 1
-        verdicts: list[tuple[list[int], torch.Tensor]] = []
-        for optimizer in self._optimizers:
-            rows = [r for g in optimizer.param_groups for r in self._rows(g["params"])]
-            if not any(optimizer is s for s in stepped):
-                numbers[rows] = 0
-            elif isinstance(found_inf := getattr(optimizer, "found_inf", None), torch.Tensor):
-                verdicts.append((rows, found_inf))
-        result = host.to(device)
-        for rows, found_inf in verdicts:
-            result[rows] *= 1 - found_inf.to(device, torch.float64).reshape(())
-        return result
+    def unowned(self) -> set[int]:
+        """The parameters that no optimizer owns."""
+        owned = (self.rows_of(optimizer) for optimizer in self._optimizers)
+        return set(range(len(self._shards))).difference(*owned)
 
     def _rows(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         return [self._row[id(p)] for p in tensors if id(p) in self._row]
 
 
-def managed_by_scaler(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether a GradScaler decides inside the step if it counts."""
-    return isinstance(getattr(optimizer, "found_inf", None), torch.Tensor)
+def scaler_verdict(optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:
+    """What a GradScaler found, while a fused optimizer steps under it: 1 when the step is void.
+
+    Such an optimizer runs its step, hooks included, even when nothing is to change; the verdict is
+    a tensor on the device and must not be waited for.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found if isinstance(found, torch.Tensor) else None

@@ -9,6 +9,7 @@ travels as text inside the rank's slot, so nobody waits for anybody.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.device_marks import DeviceMark
-from distmon.errors import PlanMismatchError, RunFolderError
+from distmon.errors import CollectiveError, PlanMismatchError
 from distmon.metrics import RANK_METRICS
 from distmon.probe import Rows
 
@@ -37,8 +38,8 @@ class Ranks:
     Without an initialised process group it is a world of one. Creating it is a collective call.
     """
 
-    def __init__(self, timeout_s: float, enabled: bool = True) -> None:
-        self.together = enabled and dist.is_available() and dist.is_initialized()
+    def __init__(self, timeout_s: float) -> None:
+        self.together = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.together else 0
         self.size = dist.get_world_size() if self.together else 1
         self._group = (
@@ -47,8 +48,12 @@ class Ranks:
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce in place; on CUDA it is queued on the current stream and returns at once."""
-        if self.together:
+        if not self.together:
+            return
+        try:
             dist.all_reduce(tensor, op=op, group=self._group)
+        except Exception as error:
+            raise CollectiveError(f"{type(error).__name__}: {error}") from error
 
     def sum_by_rank(self, values: torch.Tensor) -> torch.Tensor:
         """Gather equal-sized integer tables from all ranks: [size, *values.shape]."""
@@ -57,27 +62,38 @@ class Ranks:
         self.all_reduce(table, dist.ReduceOp.SUM)
         return table
 
-    def agree(self, plan_hash: int, ready: bool, device: torch.device) -> None:
-        """Raise on every rank alike when ranks would observe different things or rank 0 cannot."""
-        mine = torch.tensor([plan_hash, int(ready)], dtype=torch.int64, device=device)
+    def agree(self, what: int, ready: bool, device: torch.device) -> None:
+        """Raise on every rank alike when a rank is not ready or is set up differently.
+
+        `what` is a hash of everything that must be the same. A rank that is not ready raises its
+        own error; the others learn here that it does.
+        """
+        mine = torch.tensor([what, int(ready)], dtype=torch.int64, device=device)
         table = self.sum_by_rank(mine).tolist()
-        hashes = [row[0] for row in table]
-        majority = max(set(hashes), key=lambda h: (hashes.count(h), -hashes.index(h)))
-        others = [str(rank) for rank, value in enumerate(hashes) if value != majority]
+        unready = [str(rank) for rank, row in enumerate(table) if not row[1]]
+        if unready:
+            raise PlanMismatchError(
+                f"rank {', '.join(unready)} could not attach; its own message says why"
+            )
+        others = self.minority([row[0] for row in table])
         if others:
             raise PlanMismatchError(
-                f"rank {', '.join(others)} would observe other parameters, shapes or settings "
-                f"than the other {self.size - len(others)} ranks; every rank must attach the same "
-                "model with the same config"
+                f"rank {', '.join(map(str, others))} would observe other parameters, shapes or "
+                f"settings than the other {self.size - len(others)} ranks; every rank must attach "
+                "the same model with the same config"
             )
-        unready = [str(rank) for rank, row in enumerate(table) if not row[1]]
-        if ready and unready:
-            raise RunFolderError(f"rank {', '.join(unready)} could not open the run folder")
+
+    def minority(self, values: Sequence[float]) -> list[int]:
+        """Ranks whose value is not the most frequent one; with a tie the lowest rank's counts."""
+        most = max(values, key=lambda v: (values.count(v), -values.index(v)))
+        return [rank for rank, value in enumerate(values) if value != most]
 
     def close(self) -> None:
         """Give the process group back; harmless when the default group is already gone."""
         if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
+            # The default group may have been destroyed and made anew since.
+            with suppress(Exception):
+                dist.destroy_process_group(self._group)
         self._group = None
         self.together = False
 
@@ -156,6 +172,11 @@ class Buffers:
         self._losses.zero_()
         self._losses[0, : len(values)] = torch.where(given > 0, values, 0.0)
         self._losses[1, : len(given)] = given
+
+    def clear(self) -> None:
+        """Make everything that this rank sends add nothing."""
+        self._sum.zero_()
+        self._max.fill_(-torch.inf)
 
     def start(self) -> None:
         """Enter the two collectives and queue the copy to the host. Does not wait on CUDA."""

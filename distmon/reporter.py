@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import atexit
 from collections.abc import Sequence
 
 from distmon.alert import Alert
 from distmon.record import Record
 from distmon.run_folder import RunFolder
 from distmon.sinks import Delivery
-
-log = logging.getLogger("distmon")
 
 
 class Reporter:
@@ -20,6 +18,8 @@ class Reporter:
         self._folder = folder
         self._delivery = delivery
         self._world_size = world_size
+        # A script that ends without close() still gets its last records on disk.
+        atexit.register(self.close)
 
     def begin(self, resumed_from: int) -> None:
         """The first step of this process has shown where the run goes on."""
@@ -37,4 +37,5 @@ class Reporter:
 
     def close(self) -> None:
         """Flush what can be flushed in a few seconds."""
+        atexit.unregister(self.close)
         self._delivery.close()

@@ -20,6 +20,8 @@ from distmon.localise import SIGNALS
 from distmon.losses import host_value, on_host
 from distmon.probe.exact import nonfinite_counts
 
+LOSS, GRAD_NORM = SIGNALS.index("loss"), SIGNALS.index("gradient norm")
+
 
 @dataclass
 class Evidence:
@@ -44,14 +46,16 @@ class SignalWatch:
     """Looks at signals without ever waiting for a device.
 
     A number on the host is judged at once. One on an accelerator is copied to pinned memory and
-    judged at the first later step that finds the copy done.
+    judged at the first later step that finds the copy done; what is found then may already have
+    spread by a step or two.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
         self._in_flight: deque[tuple[int, int, torch.Tensor, DeviceMark]] = deque()
+        self._skipped: deque[int] = deque(maxlen=16)
         self.evidence: Evidence | None = None
-        """The first of this stretch of trouble; cleared by the monitor when it is over."""
+        """The first of this stretch of trouble; cleared by the monitor when it is told."""
 
     def watch(self, signal: int, value: float | torch.Tensor, step: int) -> None:
         """Take in one signal of `step`."""
@@ -60,8 +64,7 @@ class SignalWatch:
         elif isinstance(value, torch.Tensor):
             copy = torch.empty((), dtype=torch.float32, pin_memory=True)
             copy.copy_(value.detach().reshape(()), non_blocking=True)
-            done = DeviceMark()
-            self._in_flight.append((signal, step, copy, done))
+            self._in_flight.append((signal, step, copy, DeviceMark()))
 
     def poll(self) -> None:
         """Judge the copies that have arrived."""
@@ -69,11 +72,23 @@ class SignalWatch:
             signal, step, copy, _ = self._in_flight.popleft()
             self._judge(signal, host_value(copy), step)
 
-    def forget(self, step: int, signal: int) -> None:
-        """Drop the evidence of a step that was skipped on purpose, as a GradScaler does."""
-        if self.evidence and self.evidence.step == step and self.evidence.signal == signal:
+    def skipped(self, step: int) -> None:
+        """The optimizer left this step out, as a GradScaler does when gradients overflow.
+
+        Its gradient norm is no evidence then, whether it has arrived already or not.
+        """
+        self._skipped.append(step)
+        found = self.evidence
+        if found and found.signal == GRAD_NORM and found.step == step:
             self.evidence = None
 
+    def rest(self) -> None:
+        """Forget what is on its way: it belongs to trouble that is known."""
+        self._in_flight.clear()
+
     def _judge(self, signal: int, value: float, step: int) -> None:
-        if not math.isfinite(value) and self.evidence is None:
-            self.evidence = Evidence(step, signal, value, nonfinite_counts(self._shards))
+        if math.isfinite(value) or self.evidence is not None:
+            return
+        if signal == GRAD_NORM and step in self._skipped:
+            return
+        self.evidence = Evidence(step, signal, value, nonfinite_counts(self._shards))

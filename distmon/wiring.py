@@ -12,7 +12,7 @@ from rich.console import Console
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, LayoutError
 from distmon.layout import Shard, capture
-from distmon.monitor import Monitor
+from distmon.monitor import Monitor, SilentMonitor
 from distmon.observer import Observer
 from distmon.ownership import Ownership
 from distmon.reduce import Ranks
@@ -43,27 +43,54 @@ def attach(
     `hooks=False` the trainer calls `before_step()` and `after_step()` itself. `console` is where
     the console sink prints; pass that of your progress bar. A mistake is a `DistmonError`.
     """
-    settings = load_config(config, overrides)
+    # Whatever is wrong on one rank, all of them meet in `agree` and stop together.
+    problem: Exception | None = None
+    settings = MonitorConfig()
+    try:
+        settings = load_config(config, overrides)
+    except DistmonError as error:
+        problem = error
+    if not settings.enabled:
+        return SilentMonitor()
+    ranks = Ranks(settings.timeout_s)
+    monitor: Monitor | None = None
+    agreement, device = 0, _device_of(model)
+    if problem is None:
+        try:
+            monitor, agreement = _build(model, optimizer, settings, ranks, console)
+        except Exception as error:
+            problem = error
+    try:
+        ranks.agree(agreement, problem is None, device)
+    except DistmonError:
+        if monitor is not None:
+            monitor.close()
+        if problem is not None:
+            raise problem from None
+        raise
+    assert monitor is not None
+    if hooks:
+        monitor.install_hooks()
+    return monitor
+
+
+def _build(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
+    settings: MonitorConfig,
+    ranks: Ranks,
+    console: Console | None,
+) -> tuple[Monitor, int]:
+    """Everything that needs no other rank; also the hash of what must be equal on all of them."""
     active = configure(BUILTIN, settings.rules)
     frozen_ratio = next((a.limits["ratio"] for a in active if a.rule.name == "frozen"), 1e-12)
     shards = capture(model, settings.include, settings.exclude)
     _check_devices(shards)
     optimizers = _as_list(optimizer)
-    ownership = Ownership(shards, optimizers)
-    ranks = Ranks(settings.timeout_s, settings.enabled)
-    observer = Observer(shards, ownership, ranks, settings, frozen_ratio)
-    reporter: Reporter | None = None
-    problem: DistmonError | None = None
-    if ranks.rank == 0 and settings.enabled:
-        try:
-            reporter = _reporter(settings, shards, observer.plan, ranks, console)
-        except DistmonError as error:
-            problem = error
-    try:
-        ranks.agree(observer.plan.plan_hash, problem is None, observer.plan.device)
-    finally:
-        if problem is not None:
-            raise problem
+    observer = Observer(shards, Ownership(shards, optimizers), ranks, settings, frozen_ratio)
+    reporter = None
+    if ranks.rank == 0:
+        reporter = _reporter(settings, shards, observer.plan, ranks, console)
     monitor = Monitor(
         interval=settings.interval,
         observer=observer,
@@ -73,11 +100,8 @@ def attach(
         optimizers=optimizers,
         reporter=reporter,
         pick_up_after=0 if observer.plan.device.type == "cpu" else PICK_UP_AFTER,
-        enabled=settings.enabled,
     )
-    if hooks and settings.enabled:
-        monitor.install_hooks()
-    return monitor
+    return monitor, observer.agreement
 
 
 def _reporter(
@@ -119,4 +143,13 @@ def _as_list(
 ) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         return []
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
+    if isinstance(optimizer, Iterable):
+        return [*optimizer]
+    return [optimizer]  # what is no optimizer at all is named by Ownership
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    """Where the ranks' first collective takes place, also when the model is nothing of use."""
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
+    first = next(parameters, None)
+    return torch.device("cpu") if first is None or first.is_meta else first.device

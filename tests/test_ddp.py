@@ -58,7 +58,7 @@ def _train(rank: int, world: int, folder: str) -> dict[str, Any]:
                     }
                 )
                 found["truth"].append(_truth(model, before))
-            else:
+            elif step > 1:  # the very first step agrees on where the run starts
                 assert len(collectives) == counted
     return found
 
@@ -194,6 +194,25 @@ def _troubles(rank: int, _: int, folder: str) -> dict[str, Any]:
         distmon.attach(other, optimizer, **quiet(Path(folder) / "c"))
     except PlanMismatchError as error:
         found["mismatch"] = str(error)
+    # So are settings that differ, and a mistake on one rank only.
+    for name, settings in (
+        ("interval", {"interval": 2 + rank}),
+        ("percentiles", {"percentiles": rank != 1}),
+        ("typo", {"intervall": 5} if rank == 1 else {}),
+    ):
+        optimizer = torch.optim.AdamW(model.parameters())
+        try:
+            distmon.attach(model, optimizer, **{**quiet(Path(folder) / "c"), **settings})
+        except distmon.DistmonError as error:
+            found[name] = str(error)
+    # State that was loaded on one rank only ends the monitoring, not the training.
+    with distmon.attach(model, optimizer, **quiet(Path(folder) / "d")) as monitor:
+        if rank == 2:
+            state = monitor.state_dict()
+            monitor.load_state_dict({**state, "step": 7})
+        optimizer.step()
+        monitor.step(loss=1.0)
+        found["closed"] = monitor._closed
     # A run folder that only rank 0 can find unwritable stops all ranks.
     blocked = Path(folder) / f"file{rank}"
     blocked.write_text("x")
@@ -225,8 +244,12 @@ def test_what_goes_wrong_on_one_rank_is_named_on_all(tmp_path: Path) -> None:
         (place,) = nonfinite.places
         assert (place.param, place.rank, place.grad_nan) == ("2.bias", 1, 1)
         assert found["mismatch"].startswith("rank 0 would observe other parameters")
-        assert ("cannot write the run folder" if rank == 0 else "rank 0 could not open") in found[
-            "folder"
-        ]
+        assert "would observe other parameters, shapes or settings" in found["interval"]
+        assert found["percentiles"].startswith("rank 1 would observe")
+        typo = 'unknown key "intervall"' if rank == 1 else "rank 1 could not attach"
+        assert typo in found["typo"]
+        assert found["closed"]
+        told = "cannot write the run folder" if rank == 0 else "rank 0 could not attach"
+        assert told in found["folder"]
     rules = [a["rule"] for a in distmon.read_run(tmp_path / "a" / "run").alerts]
     assert rules == ["replica_desync"]

@@ -217,25 +217,151 @@ def test_nan_in_the_loss_alone_is_noticed_at_its_step(tmp_path: Path) -> None:
     assert _alerts(tmp_path) == [("nonfinite", 4), ("nonfinite", 10)]
 
 
-def test_several_optimizers_are_one_step(tmp_path: Path) -> None:
-    model = small_model()
-    parameters = [*model.parameters()]
-    one = torch.optim.AdamW(parameters[:2], lr=1e-3)
-    two = torch.optim.SGD(parameters[2:], lr=1e-2)
-    with distmon.attach(model, [one, two], **quiet(tmp_path)) as monitor:
+def test_each_optimizer_is_measured_over_its_own_first_step(tmp_path: Path) -> None:
+    """A critic that steps five times before the generator does, as GANs train."""
+    critic, generator = nn.Linear(32, 32), nn.Linear(32, 32)
+    model = nn.ModuleDict({"critic": critic, "generator": generator})
+    one = torch.optim.SGD(critic.parameters(), lr=1e-2)
+    two = torch.optim.AdamW(generator.parameters(), lr=1e-3)
+    with distmon.attach(model, [one, two], **quiet(tmp_path, sample_size=10**6)) as monitor:
         for step in range(1, 5):
-            model.zero_grad()
-            loss = model(batch(step)).square().mean()
-            loss.backward()
-            one.step()
+            expected: dict[str, torch.Tensor] = {}
+            for turn in range(5):
+                one.zero_grad()
+                critic(batch(10 * step + turn)).square().mean().backward()
+                before = critic.weight.detach().clone()
+                applied = critic.weight.grad.clone()
+                one.step()
+                if turn == 0:
+                    expected = {"update": critic.weight.detach() - before, "grad": applied}
+            two.zero_grad()
+            critic(generator(batch(step))).square().mean().backward()
             if step != 3:
                 two.step()
-            monitor.step(loss=loss)
+            monitor.step(loss=1.0)
             record = monitor.last_record
             assert record is not None
-            measured = ~np.isnan(record.params.columns["update_ratio"])
-            assert measured.tolist() == [True, True] + [step != 3] * 4
-            assert (record.params.columns["update_norm"][measured] > 0).all()
+            columns = record.params.columns
+            measured = ~np.isnan(columns["update_ratio"])
+            assert measured.tolist() == [True, True] + [step != 3] * 2
+            for what, tensor in expected.items():
+                norm = tensor.double().norm().item()
+                assert columns[f"{what}_norm"][0] == pytest.approx(norm, rel=1e-6)
+            assert (columns["update_norm"][measured] > 0).all()
+    assert _alerts(tmp_path) == []
+
+
+def test_two_fused_optimizers_under_one_scaler(tmp_path: Path) -> None:
+    model = small_model()
+    parameters = [*model.parameters()]
+    optimizers = [torch.optim.AdamW(p, fused=True) for p in (parameters[:2], parameters[2:])]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with distmon.attach(model, optimizers, **quiet(tmp_path)) as monitor:
+        for step in range(1, 9):
+            model.zero_grad()
+            loss = model(batch(step)).square().mean()
+            scaler.scale(loss).backward()
+            if step > 3:
+                parameters[0].grad[0, 0] = torch.inf
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            monitor.step(loss=loss)
+            assert monitor.last_record is not None
+            measured = ~np.isnan(monitor.last_record.params.columns["update_ratio"])
+            assert measured.tolist() == [step <= 3] * 2 + [True] * 4
+    assert _alerts(tmp_path) == []
+
+
+def test_an_alternating_frozen_parameter_is_found(tmp_path: Path) -> None:
+    """Observations that do not measure a parameter neither confirm nor end its streak."""
+    model = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)})
+    optimizers = [torch.optim.SGD(model[k].parameters(), lr=1e-2) for k in "ab"]
+    with distmon.attach(model, optimizers, **quiet(tmp_path)) as monitor:
+        for step in range(12):
+            model.zero_grad()
+            model["a"](torch.randn(4, 8)).square().mean().backward()
+            optimizers[step % 2].step()
+            monitor.step(loss=1.0)
+    (alert,) = distmon.read_run(tmp_path / "run").alerts
+    assert alert["params"] == ["b.weight", "b.bias"]
+
+
+def test_sparse_and_exactly_read_embeddings_are_not_called_frozen(tmp_path: Path) -> None:
+    for name, settings in (("sparse", {}), ("exact", {"sample_size": "exact"})):
+        torch.manual_seed(0)
+        embedding = nn.Embedding(3000, 64, sparse=name == "sparse")
+        optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+        folder = tmp_path / name
+        with distmon.attach(embedding, optimizer, **quiet(folder, **settings)) as monitor:
+            for _ in range(8):
+                optimizer.zero_grad()
+                embedding(torch.tensor([5, 77])).square().mean().backward()
+                optimizer.step()
+                monitor.step(loss=1.0)
+        assert _alerts(folder) == []
+
+
+def test_a_nan_that_comes_back_is_told_again(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    rules = {"frozen": {"enabled": False}}
+    with distmon.attach(model, optimizer, **quiet(tmp_path, interval=5, rules=rules)) as monitor:
+        for step in range(1, 41):
+            optimizer.step()
+            bad = step == 3 or step >= 35
+            monitor.step(loss=torch.nan if bad else 1.0)
+    assert _alerts(tmp_path) == [("nonfinite", 3), ("nonfinite", 5), ("nonfinite", 35)]
+
+
+def test_a_run_that_skips_every_step_is_told(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with distmon.attach(model, optimizer, **quiet(tmp_path, interval=5)) as monitor:
+        for _ in range(20):
+            monitor.check(grad_norm=torch.nan)
+            monitor.step(loss=1.0)
+    assert _alerts(tmp_path) == [("steps_skipped", 20)]
+
+
+def test_odd_arguments_do_not_reach_training(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with distmon.attach(model, optimizer, **quiet(tmp_path, interval=2)) as monitor:
+        for _ in range(6):
+            optimizer.step()
+            monitor.step(loss="high", tokens=torch.ones(2, 2), lr=[1e-3])  # type: ignore[arg-type]
+    assert len(distmon.read_run(tmp_path / "run").records) == 3
+
+
+def test_a_failing_rule_loses_neither_record_nor_other_alerts(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    rules = {"frozen": {"enabled": False}}
+    with distmon.attach(model, optimizer, **quiet(tmp_path, rules=rules)) as monitor:
+        monitor._rules._states["loss_spike"].memory["window"] = "spoilt"
+        for step in range(1, 5):
+            optimizer.step()
+            monitor.step(loss=torch.nan if step == 2 else 1.0)
+    run = distmon.read_run(tmp_path / "run")
+    assert [r["step"] for r in run.records] == [1, 2, 3, 4]
+    assert all(r["faults"] == [] for r in run.records)
+    assert _alerts(tmp_path) == [("nonfinite", 2)]
+
+
+def test_steps_that_do_not_count_by_one(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with distmon.attach(model, optimizer, **quiet(tmp_path, interval=100)) as monitor:
+        for step in range(10, 410, 10):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            monitor.step(loss=float(step), step=step)
+    run = distmon.read_run(tmp_path / "run")
+    assert [r["step"] for r in run.records] == [100, 200, 300, 400]
+    assert all(r["applied"] for r in run.records)
+    assert run.losses == {s: float(s) for s in range(10, 410, 10)}
 
 
 def test_manual_calls_measure_the_same_as_hooks(tmp_path: Path) -> None:
@@ -314,6 +440,7 @@ def test_a_disabled_monitor_does_nothing(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with distmon.attach(model, optimizer, **quiet(tmp_path, enabled=False)) as monitor:
         assert train(model, optimizer, monitor, range(1, 4)) == []
+        monitor.load_state_dict(monitor.state_dict())
     assert not (tmp_path / "run").exists()
     assert not optimizer._optimizer_step_pre_hooks
 

@@ -98,6 +98,7 @@ def test_nothing_is_read_off_the_interval(tmp_path: Path) -> None:
 
     with distmon.attach(model, optimizer, **quiet(tmp_path, interval=50)) as monitor:
         loss = torch.tensor(2.0)
+        monitor.step(loss=loss)  # the first step of all agrees on its number with the other ranks
         for _ in range(20):
             with Any_():
                 monitor.before_step(optimizer)

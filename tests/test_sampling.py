@@ -88,7 +88,7 @@ def _norms(weight: torch.Tensor, seeds: int) -> tuple[np.ndarray, np.ndarray]:
         buffers = Buffers(1, ranks, False, 1, CPU)
         TorchProbe(plan, shards).measure(buffers.rows, torch.zeros(1, dtype=torch.float64))
         buffers.start()
-        sampling = Sampling.describe(plan.names, plan.samples, [True], False)
+        sampling = Sampling.describe(plan.names, plan.samples, [2], [True], False)
         table = param_table(buffers.finish(0), sampling, 1e-12, 1e-12).columns
         found.append((table["weight_norm"][0], table["weight_norm_stderr"][0]))
     norms, errors = np.array(found).T

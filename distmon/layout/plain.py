@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 from distmon.layout.shard import Everything, Shard
 
-log = logging.getLogger("distmon")
-
 
 def plain_shard(name: str, parameter: torch.nn.Parameter) -> Shard:
     """The shard of an ordinary parameter."""
-    told = False
+
+    def is_sparse() -> bool:
+        return parameter.grad is not None and parameter.grad.layout != torch.strided
 
     def grad() -> torch.Tensor | None:
-        nonlocal told
-        gradient = parameter.grad
-        if gradient is not None and gradient.layout != torch.strided:
-            if not told:
-                told = True
-                log.warning("the sparse gradient of %s is not read; its updates are", name)
-            return None
-        return gradient
+        return None if is_sparse() else parameter.grad
 
     return Shard(
         name=name,
@@ -33,5 +24,6 @@ def plain_shard(name: str, parameter: torch.nn.Parameter) -> Shard:
         weight=lambda: parameter,
         grad=grad,
         requires_grad=lambda: parameter.requires_grad,
+        grad_is_unreadable=is_sparse,
         parameters=(parameter,),
     )

@@ -43,7 +43,8 @@ class Shard:
 
     `weight()` and `grad()` return the current local tensors without copying; `grad()` is None when
     the parameter has no gradient. Both are in the order that `region` speaks of, whatever their
-    strides. `parameters` are the tensors an optimizer may own on behalf of this shard.
+    strides. `grad_is_unreadable()` says that there is a gradient all the same, but a sparse one.
+    `parameters` are the tensors an optimizer may own on behalf of this shard.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Shard:
     weight: Callable[[], torch.Tensor]
     grad: Callable[[], torch.Tensor | None]
     requires_grad: Callable[[], bool]
+    grad_is_unreadable: Callable[[], bool]
     parameters: tuple[torch.Tensor, ...]
 
     @property

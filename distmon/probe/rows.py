@@ -21,6 +21,19 @@ class Rows:
     bins: torch.Tensor | None
     """float64 [parameters, BINS], or None when percentiles are off."""
 
+    @classmethod
+    def like(cls, other: Rows) -> Rows:
+        """Uninitialised tables of the same size."""
+        bins = None if other.bins is None else torch.empty_like(other.bins)
+        return cls(torch.empty_like(other.sums), torch.empty_like(other.maxima), bins)
+
+    def take_from(self, other: Rows, rows: torch.Tensor) -> None:
+        """Copy the given rows (int64, on the device)."""
+        self.sums.index_copy_(0, rows, other.sums.index_select(0, rows))
+        self.maxima.index_copy_(0, rows, other.maxima.index_select(0, rows))
+        if self.bins is not None and other.bins is not None:
+            self.bins.index_copy_(0, rows, other.bins.index_select(0, rows))
+
     def clear(self) -> None:
         """Make every row that of a parameter that is not here."""
         self.sums.zero_()

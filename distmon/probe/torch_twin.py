@@ -27,7 +27,6 @@ class TorchProbe:
     """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it."""
 
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard], exact: bool = False) -> None:
-        self._plan = plan
         self._shards = shards
         self._exact = ExactPass(shards) if exact else None
         largest = max((c.offsets.numel() for c in plan.chunks), default=0)
@@ -36,6 +35,7 @@ class TorchProbe:
         self._multipliers = odd_multipliers(
             max((c.offsets.shape[1] for c in plan.chunks), default=0), plan.device
         )
+        self._row_multipliers = odd_multipliers(len(shards), plan.device)
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=plan.device)
 
     @torch.no_grad()
@@ -70,8 +70,7 @@ class TorchProbe:
 
     def checksum(self) -> torch.Tensor:
         """48 bits over all sampled weights of this rank, as a 0-dim int64 tensor."""
-        mixed = self.row_checksums * odd_multipliers(len(self._shards), self._plan.device)
-        return mixed.sum() & ((1 << 48) - 1)
+        return (self.row_checksums * self._row_multipliers).sum() & ((1 << 48) - 1)
 
 
 class _Block:
@@ -137,10 +136,11 @@ class _Block:
         self.set_padding(g, torch.nan)
         unused = w.shape[1] - self.used
         extremes = (highest(w.abs()), highest(g), highest(-g))
+        delta = torch.nan_to_num_(w - chunk.snapshot, 0.0, 0.0, 0.0)
         w_nan, w_inf = take_out_nonfinite(w, unused)
         g_nan, g_inf = take_out_nonfinite(g, unused)
-        delta = torch.nan_to_num_(w - chunk.snapshot, 0.0, 0.0, 0.0)
         has_gradient = is_nonzero(g)
+        nonzero = has_gradient.sum(1)
         lost = (has_gradient * is_nonzero(w)).mul_(1 - is_nonzero(delta))
         # The exponent bits alone are the power of two at or below |w|; times the dtype's half ulp
         # of 1.0 that is the largest update rounding can swallow.
@@ -159,9 +159,10 @@ class _Block:
             "g_sum": g_sum * graded,
             "g_nan": g_nan * graded,
             "g_inf": g_inf * graded,
-            "g_zero": (w.shape[1] - has_gradient.sum(1) - not_sampled) * graded,
+            "g_zero": (w.shape[1] - nonzero - not_sampled) * graded,
             "u_count": self.used * taken,
             "u_sum": u_sum * taken,
+            "u_graded": nonzero * graded,
             "u_lost": lost.sum(1) * graded,
             "u_lost_bound_sq": bound_sq * graded,
         }

@@ -39,6 +39,8 @@ class Finding:
     """Replaces the rule's own severity."""
     measured: float | None = None
     threshold: float | None = None
+    is_new: bool = False
+    """Known not to be what was told before: fires in spite of the cooldown."""
 
 
 def tell_first(findings: Sequence[Finding]) -> str:

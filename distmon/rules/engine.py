@@ -8,6 +8,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from distmon.alert import Alert, Severity
 from distmon.config import RuleConfig, suggest
 from distmon.errors import ConfigError
@@ -81,19 +83,33 @@ class RuleEngine:
         self._observation = 0
         self._states = {a.rule.name: _State({}, {}, {}) for a in active}
 
-    def evaluate(self, record: Record) -> list[Alert]:
-        """The alerts that this record raises, in the order of the rules."""
+    def evaluate(self, record: Record) -> tuple[list[Alert], dict[str, Exception]]:
+        """The alerts that this record raises, and the rules that failed on it, by name."""
         self._observation += 1
         alerts: list[Alert] = []
+        failures: dict[str, Exception] = {}
+        # What was not measured, as on a skipped step, neither confirms nor ends a streak.
+        unmeasured = {
+            record.params.names[i]
+            for i in np.flatnonzero(np.isnan(record.params.columns["update_ratio"]))
+        }
         for active in self._active:
             state = self._states[active.rule.name]
-            found = {f.key: f for f in active.rule.check(record, active.limits, state.memory)}
-            # A skipped step measured nothing: it neither confirms nor ends a streak.
-            if not found and not record.applied:
-                continue
-            state.streak = {key: state.streak.get(key, 0) + 1 for key in found}
-            alerts += self._fire(active, state, found, record.step)
-        return alerts
+            try:
+                found = {f.key: f for f in active.rule.check(record, active.limits, state.memory)}
+                kept = {key: n for key, n in state.streak.items() if key in unmeasured}
+                state.streak = kept | {key: state.streak.get(key, 0) + 1 for key in found}
+                alerts += self._fire(active, state, found, record.step)
+            except Exception as error:
+                failures[active.rule.name] = error
+        return alerts, failures
+
+    def severity(self, name: str) -> Severity | None:
+        """The severity of a rule as configured, None when it is switched off."""
+        for active in self._active:
+            if active.rule.name == name:
+                return active.severity or active.rule.severity
+        return None
 
     def _fire(
         self, active: ActiveRule, state: _State, found: Mapping[str, Finding], step: int
@@ -101,7 +117,7 @@ class RuleEngine:
         groups: dict[str, list[Finding]] = {}
         for key, finding in found.items():
             ripe = state.streak[key] >= active.patience
-            if ripe and self._observation >= state.silent_until.get(key, 0):
+            if ripe and (finding.is_new or self._observation >= state.silent_until.get(key, 0)):
                 state.silent_until[key] = self._observation + active.cooldown + 1
                 groups.setdefault(finding.group, []).append(finding)
         return [_alert(active, findings, step) for findings in groups.values()]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
-from statistics import fmean, pstdev
+from math import fsum
 
 from distmon.record import Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
@@ -12,52 +13,64 @@ from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """The worst jump among the steps since the last record, against average and spread."""
-    window: list[float] = memory.setdefault("window", [])
+    size = max(2, int(limits["window"]))
+    window: deque[float] = deque(memory.get("window", []), maxlen=size)
     ema: float | None = memory.get("ema")
     worst: Finding | None = None
+    total, squares = fsum(window), fsum(x * x for x in window)
     for step, loss in record.losses.items():
         if not math.isfinite(loss):
             continue
-        finding = _judge(step, loss, ema, window, limits)
-        if finding and (worst is None or (finding.measured or 0) > (worst.measured or 0)):
+        finding = _by_factor(step, loss, ema, limits)
+        if finding is None and len(window) >= limits["armed_after"]:
+            mean = total / len(window)
+            spread = math.sqrt(max(0.0, squares / len(window) - mean * mean))
+            finding = _by_sigmas(step, loss, mean, spread, limits)
+        if finding and (worst is None or _urgency(finding) > _urgency(worst)):
             worst = finding
+        if len(window) == size:
+            total, squares = total - window[0], squares - window[0] ** 2
         window.append(loss)
-        del window[: -int(limits["window"])]
+        total, squares = total + loss, squares + loss * loss
         ema = record.loss_ema.get(step, ema)
-    memory["ema"] = ema
+    memory["ema"], memory["window"] = ema, [*window]
     if worst:
         yield worst
 
 
-def _judge(
-    step: int, loss: float, ema: float | None, window: list[float], limits: Limits
-) -> Finding | None:
-    if ema is not None and ema > 0 and loss > limits["warning_factor"] * ema:
-        critical = loss > limits["critical_factor"] * ema
-        factor = limits["critical_factor"] if critical else limits["warning_factor"]
-        return Finding(
-            key="spike",
-            message=f"the loss jumped to {loss:.4g} at step {step}, {loss / ema:.1f}x its moving "
-            f"average {ema:.4g} (limit {factor:g}x)",
-            severity="critical" if critical else None,
-            measured=loss / ema,
-            threshold=factor,
-        )
-    if len(window) < limits["armed_after"]:
+def _urgency(finding: Finding) -> tuple[bool, float]:
+    return finding.severity == "critical", finding.measured or 0.0
+
+
+def _by_factor(step: int, loss: float, ema: float | None, limits: Limits) -> Finding | None:
+    if ema is None or ema <= 0 or loss <= limits["warning_factor"] * ema:
         return None
-    mean, spread = fmean(window), pstdev(window)
+    critical = loss > limits["critical_factor"] * ema
+    factor = limits["critical_factor"] if critical else limits["warning_factor"]
+    return Finding(
+        key="spike",
+        message=f"the loss jumped to {loss:.4g} at step {step}, {loss / ema:.1f}x its moving "
+        f"average {ema:.4g} (limit {factor:g}x)",
+        severity="critical" if critical else None,
+        measured=loss / ema,
+        threshold=factor,
+    )
+
+
+def _by_sigmas(
+    step: int, loss: float, mean: float, spread: float, limits: Limits
+) -> Finding | None:
     rise = loss - mean
-    if rise > limits["sigmas"] * spread and rise > limits["min_rise"] * abs(mean):
-        sigmas = rise / spread if spread else math.inf
-        return Finding(
-            key="spike",
-            message=f"the loss jumped to {loss:.4g} at step {step}, {sigmas:.1f} standard "
-            f"deviations above its mean {mean:.4g} of the last {len(window)} steps "
-            f"(limit {limits['sigmas']:g})",
-            measured=loss / mean if mean > 0 else sigmas,
-            threshold=limits["sigmas"],
-        )
-    return None
+    if rise <= limits["sigmas"] * spread or rise <= limits["min_rise"] * abs(mean):
+        return None
+    sigmas = rise / spread if spread else math.inf
+    return Finding(
+        key="spike",
+        message=f"the loss jumped to {loss:.4g} at step {step}, {sigmas:.1f} standard deviations "
+        f"above its recent mean {mean:.4g} (limit {limits['sigmas']:g})",
+        measured=sigmas,
+        threshold=limits["sigmas"],
+    )
 
 
 RULES = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from distmon.alert import Alert
+from distmon.alert import Alert, Severity
 from distmon.record import NonFinite, NonFinitePlace, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, name_some
+from distmon.signals import Evidence
 
 ADVICE = (
     "resume from the last checkpoint before it, with a lower learning rate or skipping that batch",
@@ -27,6 +28,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
             ranks=tuple(dict.fromkeys(place.rank for place in found.places)),
             measured=float(found.param_count),
             threshold=0.0,
+            is_new=True,
         )
         return
     count = sum(record.metrics.get(f"debug/{kind}_param_count", 0.0) for kind in ("nan", "inf"))
@@ -41,20 +43,19 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
         )
 
 
-def at_once(step: int, what: str, value: float, rank: int, next_observation: int) -> Alert:
+def at_once(evidence: Evidence, severity: Severity, rank: int, told_at: int) -> Alert:
     """The alert of the very step, before ranks have spoken to each other."""
     return Alert(
         rule="nonfinite",
-        severity="critical",
-        step=step,
+        severity=severity,
+        step=evidence.step,
         message=(
-            f"the {what} is {value} at step {step} on rank {rank}; where it started is told at "
-            f"the next observation, step {next_observation}"
+            f"the {evidence.what} is {evidence.value} at step {evidence.step} on rank {rank}; "
+            f"where it started is told at the next observation, step {told_at}"
         ),
         ranks=(rank,),
         advice=ADVICE,
-        measured=value,
-        threshold=None,
+        measured=evidence.value,
     )
 
 

@@ -12,11 +12,13 @@ from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_so
 
 def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
     """Parameters that one step changes by more than a tenth."""
+    c = record.params.columns
+    # Biases and gains may live near zero for good, and a step changes them by much of that.
+    judged = c["ndim"] >= limits["min_ndim"]
     if record.step <= limits["after_step"]:
         return  # weights that start at zero double every step at first
-    c = record.params.columns
     with np.errstate(invalid="ignore"):
-        over = np.flatnonzero(c["update_ratio"] > limits["ratio"])
+        over = np.flatnonzero((c["update_ratio"] > limits["ratio"]) & judged)
     for i in over[np.argsort(-c["update_ratio"][over], kind="stable")]:
         yield _finding(record, int(i), limits)
 
@@ -58,6 +60,7 @@ RULES = (
         thresholds={
             "ratio": Threshold(0.1, "largest healthy update ratio"),
             "after_step": Threshold(100, "weights that start at zero are not judged before"),
+            "min_ndim": Threshold(2, "biases and gains, with fewer dimensions, are not judged"),
         },
         advice=(
             "halve the learning rate, or that of this parameter's group",

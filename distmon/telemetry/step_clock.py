@@ -15,14 +15,14 @@ class StepClock:
         self._intervals = 0
         self._tokens = 0.0
 
-    def tick(self, tokens: float | None) -> None:
+    def tick(self, tokens: float) -> None:
         """A step is done. The first ever only starts the clock: nothing says when it began."""
         self._last = self._now()
         if self._start is None:
             self._start = self._last
         else:
             self._intervals += 1
-        self._tokens += tokens or 0.0
+            self._tokens += tokens
 
     def take(self) -> dict[str, float]:
         """This rank's mean step time and tokens; counting starts anew."""
@@ -30,4 +30,4 @@ class StepClock:
         seconds = elapsed / self._intervals if self._intervals else 0.0
         tokens, self._tokens = self._tokens, 0.0
         self._start, self._intervals = self._last, 0
-        return {"step_seconds": seconds, "tokens": tokens}
+        return {"step_seconds": seconds, "elapsed_seconds": elapsed, "tokens": tokens}

@@ -140,7 +140,7 @@ def expected_row(
     if torch.isfinite(w).any():
         maxima["w_absmax"] = float(np.float32(wide(clean.abs()).max()))
     moved = clean - old
-    moved = torch.where(torch.isfinite(moved), moved, 0)
+    moved = torch.where(torch.isfinite(moved) & torch.isfinite(w), moved, 0)
     add("u", wide(moved), case.taken)
     if len(w) and case.taken:
         maxima["u_absmax"] = float(np.float32(wide(moved.abs()).max()))
@@ -157,6 +157,7 @@ def expected_row(
         smallest = -126 if kept == torch.float32 else -1022
         binade = np.where(exponent < smallest, 0.0, np.ldexp(1.0, exponent))
         bound = (binade * half_ulp) ** 2
+        sums["u_graded"] = (float((good & (g != 0)).sum()) * graded, 0.0)
         sums["u_lost"] = (float(lost.sum()) * graded, 0.0)
         sums["u_lost_bound_sq"] = (fsum(bound) * graded, len(bound) * 2.0**-51 * float(bound.sum()))
         if good.any() and graded:

@@ -53,6 +53,7 @@ def reference_row(
         if good.any():
             maxima[MAX["g_max"]], maxima[MAX["g_negmin"]] = g[good].max(), -g[good].min()
         lost = good & (g != 0) & (clean != 0) & (moved == 0)
+        sums[SUM["u_graded"]] = (good & (g != 0)).sum()
         sums[SUM["u_lost"]] = lost.sum()
         half_ulp = torch.finfo(after.dtype).eps / 2
         with np.errstate(divide="ignore"):

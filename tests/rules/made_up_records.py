@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from distmon.alert import Alert
 from distmon.config import load_config
 from distmon.metrics import PARAM_METRICS
 from distmon.record import ParamTable, Record
@@ -21,6 +22,7 @@ HEALTHY = {
     "update_lost_fraction": 0.0,
     "update_lost_bound": 0.0,
     "lr": 1e-3,
+    "ndim": 2.0,
     "requires_grad": 1.0,
     "in_optimizer": 1.0,
     "has_grad": 1.0,
@@ -44,3 +46,10 @@ def make_record(
 def make_engine(**settings: Any) -> RuleEngine:
     """The built-in rules with the given settings."""
     return RuleEngine(configure(BUILTIN, load_config({"rules": settings}, environ={}).rules))
+
+
+def alerts_of(engine: RuleEngine, record: Record) -> list[Alert]:
+    """The alerts of one record; no rule may fail on it."""
+    alerts, failures = engine.evaluate(record)
+    assert failures == {}
+    return alerts

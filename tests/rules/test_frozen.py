@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from made_up_records import make_engine, make_record
+from made_up_records import alerts_of, make_engine, make_record
 
 STILL = {"frozen": 1.0, "update_ratio": 0.0, "update_norm": 0.0}
 
@@ -15,7 +15,7 @@ def test_fires_at_the_third_observation_and_then_rests() -> None:
     fired = [
         step
         for step in range(1, 11)
-        if engine.evaluate(make_record(step, {"a.0.w": STILL, "a.1.w": {}}))
+        if alerts_of(engine, make_record(step, {"a.0.w": STILL, "a.1.w": {}}))
     ]
     assert fired == [3, 6, 9]
 
@@ -23,17 +23,17 @@ def test_fires_at_the_third_observation_and_then_rests() -> None:
 def test_a_moving_observation_starts_patience_anew() -> None:
     engine = make_engine()
     moves = [STILL, STILL, {}, STILL, STILL, STILL]
-    fired = [bool(engine.evaluate(make_record(i, {"w": m}))) for i, m in enumerate(moves)]
+    fired = [bool(alerts_of(engine, make_record(i, {"w": m}))) for i, m in enumerate(moves)]
     assert fired == [False, False, False, False, False, True]
 
 
 def test_a_skipped_step_neither_confirms_nor_ends_a_streak() -> None:
     engine = make_engine()
-    engine.evaluate(make_record(1, {"w": STILL}))
-    engine.evaluate(make_record(2, {"w": STILL}))
+    alerts_of(engine, make_record(1, {"w": STILL}))
+    alerts_of(engine, make_record(2, {"w": STILL}))
     nan = {"update_ratio": float("nan")}
-    assert engine.evaluate(make_record(3, {"w": nan}, applied=False)) == []
-    assert len(engine.evaluate(make_record(4, {"w": STILL}))) == 1
+    assert alerts_of(engine, make_record(3, {"w": nan}, applied=False)) == []
+    assert len(alerts_of(engine, make_record(4, {"w": STILL}))) == 1
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_skipped_step_neither_confirms_nor_ends_a_streak() -> None:
 )
 def test_reasons_are_told_apart(numbers: dict[str, float], words: str) -> None:
     engine = make_engine(frozen={"patience": 1})
-    (alert,) = engine.evaluate(make_record(5, {"blocks.3.mlp.w": {**STILL, **numbers}}))
+    (alert,) = alerts_of(engine, make_record(5, {"blocks.3.mlp.w": {**STILL, **numbers}}))
     assert alert.rule == "frozen"
     assert alert.params == ("blocks.3.mlp.w",)
     assert alert.layers == ("blocks.3",)
@@ -65,7 +65,7 @@ def test_one_alert_per_reason_names_all_parameters() -> None:
     engine = make_engine(frozen={"patience": 1})
     table = {f"blocks.{i}.w": {**STILL, "has_grad": 0.0} for i in range(8)}
     table["head.w"] = {**STILL, "in_optimizer": 0.0}
-    first, second = engine.evaluate(make_record(5, table))
+    first, second = alerts_of(engine, make_record(5, table))
     assert first.message.startswith("8 parameters did not move: blocks.0.w")
     assert "and 3 more" in first.message
     assert len(first.params) == 8

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 
-from made_up_records import make_engine, make_record
+from made_up_records import alerts_of, make_engine, make_record
 
 from distmon.losses import LossEma
 from distmon.record import Desync, NonFinite, NonFinitePlace, Record
+from distmon.rules import RuleEngine
 
 
 def _losses(values: list[float], start: int = 1) -> Record:
@@ -24,7 +25,7 @@ def _losses(values: list[float], start: int = 1) -> Record:
 def test_nonfinite_names_parameter_rank_and_step() -> None:
     places = (NonFinitePlace("a.1.w", 3, 0, 0, 2, 0), NonFinitePlace("a.2.w", 3, 1, 0, 0, 1))
     record = make_record(100, nonfinite=NonFinite(97, "gradient norm", places, 2))
-    (alert,) = make_engine().evaluate(record)
+    (alert,) = alerts_of(make_engine(), record)
     assert alert.severity == "critical"
     assert (alert.params, alert.ranks) == (("a.1.w", "a.2.w"), (3,))
     assert "step 97" in alert.message
@@ -33,7 +34,7 @@ def test_nonfinite_names_parameter_rank_and_step() -> None:
 
 
 def test_nonfinite_loss_alone_is_critical() -> None:
-    (alert,) = make_engine().evaluate(_losses([2.0, math.inf, 2.0]))
+    (alert,) = alerts_of(make_engine(), _losses([2.0, math.inf, 2.0]))
     assert (alert.rule, alert.severity) == ("nonfinite", "critical")
     assert "step 2" in alert.message
 
@@ -42,34 +43,35 @@ def test_update_ratios_outside_their_range() -> None:
     engine = make_engine(update_ratio_high={"patience": 1}, update_ratio_low={"patience": 1})
     table = {
         "big": {"update_ratio": 0.5},
+        "bias": {"update_ratio": 0.5, "ndim": 1.0},
         "bigger": {"update_ratio": 0.9},
         "tiny": {"update_ratio": 1e-9},
         "tiny_lr": {"update_ratio": 1e-9, "lr": 1e-9},
         "still": {"update_ratio": 0.0, "frozen": 1.0},
         "fine": {},
     }
-    high, low = engine.evaluate(make_record(150, table))
+    high, low = alerts_of(engine, make_record(150, table))
     assert high.params == ("bigger", "big")
     assert "bigger by 9.0e-01" in high.message
     assert low.params == ("tiny",)
     # Zero-initialised weights double at first: the first steps are not judged.
-    assert engine.evaluate(make_record(5, {"big": {"update_ratio": 0.5}})) == []
+    assert alerts_of(engine, make_record(5, {"big": {"update_ratio": 0.5}})) == []
 
 
 def test_loss_spikes_by_factor() -> None:
-    (warning,) = make_engine().evaluate(_losses([3.0] * 20 + [40.0]))
+    (warning,) = alerts_of(make_engine(), _losses([3.0] * 20 + [40.0]))
     assert (warning.rule, warning.severity) == ("loss_spike", "warning")
     assert "step 21" in warning.message
-    (critical,) = make_engine().evaluate(_losses([3.0] * 20 + [400.0, 3.0]))
+    (critical,) = alerts_of(make_engine(), _losses([3.0] * 20 + [400.0, 3.0]))
     assert critical.severity == "critical"
 
 
 def test_loss_spike_by_sigmas_needs_64_steps() -> None:
     noise = random.Random(0)
     calm = [2.0 + noise.gauss(0, 0.02) for _ in range(70)]
-    (alert,) = make_engine().evaluate(_losses([*calm, 2.4]))
+    (alert,) = alerts_of(make_engine(), _losses([*calm, 2.4]))
     assert "standard deviations above" in alert.message
-    assert make_engine().evaluate(_losses([*calm[:50], 2.4])) == []
+    assert alerts_of(make_engine(), _losses([*calm[:50], 2.4])) == []
 
 
 def test_a_healthy_noisy_loss_is_no_spike() -> None:
@@ -77,15 +79,15 @@ def test_a_healthy_noisy_loss_is_no_spike() -> None:
     loss = [5.5 * math.exp(-i / 200) + 1.5 + noise.gauss(0, 0.1) for i in range(2000)]
     engine = make_engine()
     for start in range(0, 2000, 100):
-        assert engine.evaluate(_losses(loss[start : start + 100], start + 1)) == []
+        assert alerts_of(engine, _losses(loss[start : start + 100], start + 1)) == []
 
 
 def test_desync_names_rank_and_parameter() -> None:
     desync = Desync((2,), 0, ("blocks.1.w",), tie=False)
-    (alert,) = make_engine().evaluate(make_record(10, desync=desync))
+    (alert,) = alerts_of(make_engine(), make_record(10, desync=desync))
     assert (alert.severity, alert.ranks, alert.params) == ("critical", (2,), ("blocks.1.w",))
     tie = Desync((1,), 0, ("w",), tie=True)
-    (alert,) = make_engine().evaluate(make_record(10, desync=tie))
+    (alert,) = alerts_of(make_engine(), make_record(10, desync=tie))
     assert "no majority" in alert.message
 
 
@@ -102,8 +104,8 @@ def test_state_goes_on_at_any_cut() -> None:
         params = make_record(0, table).params
         records.append(Record(**{**record.__dict__, "params": params}))
 
-    def alerts(engine: object, part: list[Record]) -> list[tuple[int, str]]:
-        return [(a.step, a.rule) for r in part for a in engine.evaluate(r)]  # type: ignore[attr-defined]
+    def alerts(engine: RuleEngine, part: list[Record]) -> list[tuple[int, str]]:
+        return [(a.step, a.rule) for r in part for a in alerts_of(engine, r)]
 
     whole = alerts(make_engine(), records)
     assert len(whole) == 3
