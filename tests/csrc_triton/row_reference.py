@@ -52,6 +52,7 @@ class Case:
             weight=lambda: current[0],
             grad=lambda: self.grad,
             requires_grad=lambda: True,
+            grad_is_unreadable=lambda: False,
             parameters=(),
         )
         return shard, step
