@@ -189,7 +189,12 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, on any number of ranks. Call it on every rank."""
+        """Go on where `state_dict` was taken, on any number of ranks. Call it on every rank.
+
+        The empty state of a monitor that was switched off is taken for a fresh start.
+        """
+        if not state:
+            return
         self._completed = int(state["step"])
         self._next = self._next_after(self._completed)
         self._observer.ema.value = state["loss_ema"]
@@ -311,7 +316,7 @@ class Monitor:
         error, self._error = self._error, ""
         self._next = self._next_after(self._completed)
         try:
-            self._observer.start(self._completed, telemetry, error)
+            self._observer.start(self._completed, telemetry, self._known_bad, error)
             self._started = self._completed
         except CollectiveError as problem:
             self._give_up(problem)
@@ -321,9 +326,7 @@ class Monitor:
         step, self._started = self._started, None
         assert step is not None
         try:
-            record = self._observer.finish(
-                step, self._shown, self._known_bad, self._lr_then, search
-            )
+            record = self._observer.finish(step, self._shown, self._lr_then, search)
             if self._watch.evidence is self._shown:
                 self._watch.evidence = None
             self._known_bad = record.has_nonfinite
@@ -362,28 +365,6 @@ class Monitor:
         log.error("rank %d: monitoring ends here and training goes on: %s", self._ranks.rank, error)
         self._started = None
         self.close()
-
-
-class SilentMonitor(Monitor):
-    """What `attach` returns when monitoring is switched off: every call does nothing."""
-
-    def __init__(self) -> None:
-        self.last_record = None
-
-    def before_step(self, optimizer: Optimizer | None = None) -> None: ...
-
-    def after_step(self, optimizer: Optimizer | None = None) -> None: ...
-
-    def check(self, **_: Any) -> None: ...
-
-    def step(self, **_: Any) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _contains(optimizers: Sequence[Optimizer | None], wanted: Optimizer | None) -> bool:

@@ -121,45 +121,42 @@ class Observer:
             self._side, to_device(torch.tensor(sorted(mine)), applied.device)
         )
 
-    def start(self, step: int, telemetry: Mapping[str, float], error: str) -> None:
+    def start(self, step: int, telemetry: Mapping[str, float], knows_bad: bool, error: str) -> None:
         """Enter the collectives. Every rank calls this at the same step, whatever happened.
 
-        What fails locally is sent as text instead of numbers; only a `CollectiveError` gets out.
+        `knows_bad`: an earlier record has already located the NaN that is still there. What fails
+        locally is sent as text instead of numbers; only a `CollectiveError` gets out.
         """
         self._steps, values, given = self.ring.take()
+        identity = self._identity(step, knows_bad, failed=bool(error))
         if not error:
             try:
-                self._fill_buffers(step, telemetry, values, given)
+                self._fill_buffers({**telemetry, **identity}, values, given)
             except Exception as problem:
                 error = f"send: {type(problem).__name__}: {problem}"
         if error:
             self._buffers.clear()
-            self._buffers.put_telemetry(self._identity(step, failed=True), None, error)
+            self._buffers.put_telemetry({**identity, "failed": 1.0}, None, error)
         self._filled = set()
         self._buffers.start()
 
     def _fill_buffers(
-        self,
-        step: int,
-        telemetry: Mapping[str, float],
-        values: torch.Tensor,
-        given: torch.Tensor,
+        self, telemetry: Mapping[str, float], values: torch.Tensor, given: torch.Tensor
     ) -> None:
         owners = to_device(self._owner_columns, self.plan.device)
         for i, name in enumerate(OWNERSHIP_COLUMNS):
             self._buffers.rows.sums[:, SUM[name]] = owners[:, i]
-        self._buffers.put_telemetry(
-            {**telemetry, **self._identity(step, failed=False)}, self._probe.checksum(), ""
-        )
+        self._buffers.put_telemetry(telemetry, self._probe.checksum(), "")
         self._buffers.put_losses(values, given)
 
-    def _identity(self, step: int, failed: bool) -> dict[str, float]:
+    def _identity(self, step: int, knows_bad: bool, failed: bool) -> dict[str, float]:
         return {
             "time": time.time(),
             "step": float(step),
             "plan_hash": float(self.plan.plan_hash),
             "region_key": float(self.plan.region_key),
             "failed": float(failed),
+            "knows_bad": float(knows_bad),
         }
 
     def losses_in_flight(self) -> list[tuple[int, float]]:
@@ -172,23 +169,17 @@ class Observer:
         return [(self._steps[i], float(reduced.losses[i])) for i in given]
 
     def finish(
-        self,
-        step: int,
-        evidence: Evidence | None,
-        known_bad: bool,
-        lr: float | None,
-        search: bool = True,
+        self, step: int, evidence: Evidence | None, lr: float | None, search: bool = True
     ) -> Record:
         """The record of the observation that was started at `step`.
 
-        `evidence` is this rank's own; `known_bad` says that an earlier record already located the
-        NaN that is still there. The searches are collective; every rank decides on them from the
-        same reduced numbers, and `search=False` leaves them out.
+        `evidence` is this rank's own. The searches are collective; every rank decides on them from
+        the same reduced numbers and nothing else, and `search=False` leaves them out.
         """
         reduced = self._buffers.finish(len(self._steps))
         nonfinite = desync = None
         if search:
-            nonfinite = None if known_bad else self._locate_nonfinite(reduced, step, evidence)
+            nonfinite = self._locate_nonfinite(reduced, step, evidence)
             desync = self._locate_desync(reduced)
         table = param_table(reduced, self._sampling, self._config.eps, self._frozen_ratio)
         self._suspects = suspects(table, self._sampling, self._frozen_ratio)
@@ -226,7 +217,7 @@ class Observer:
         signalled = reduced.ranks["signal_step"]
         bad = [SUM[f"{what}_{kind}"] for what in "wg" for kind in ("nan", "inf")]
         sampled = reduced.sums[:, bad].any()
-        if not signalled.any() and not sampled:
+        if reduced.ranks["knows_bad"].all() or not (signalled.any() or sampled):
             return None
         if signalled.any():
             first_step = int(signalled[signalled > 0].min())

@@ -12,7 +12,7 @@ from rich.console import Console
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, LayoutError
 from distmon.layout import Shard, capture
-from distmon.monitor import Monitor, SilentMonitor
+from distmon.monitor import Monitor
 from distmon.observer import Observer
 from distmon.ownership import Ownership
 from distmon.reduce import Ranks
@@ -21,6 +21,7 @@ from distmon.rules import BUILTIN, RuleEngine, configure
 from distmon.run_folder import RunFolder
 from distmon.sampling import SamplePlan
 from distmon.signals import SignalWatch
+from distmon.silent import SilentMonitor
 from distmon.sinks import Delivery, build_factories
 
 # On an accelerator the copy to the host is long done two steps after it was queued.

@@ -37,6 +37,7 @@ FLOW = (
     "sinks",
     "reporter",
     "monitor",
+    "silent",
     "wiring",
     "cli",
 )
