@@ -15,6 +15,8 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 
 import torch
 import triton
@@ -150,6 +152,24 @@ def host_time() -> None:
         snapshot.snapshot_kernel, sampled_stats.sampled_stats_kernel = real
 
 
+def fused_norms(grads: list[torch.Tensor]) -> dict[str, Callable[[], object] | str]:
+    """Per-tensor norms in one launch as other packages do it, or why they are not compared."""
+    contenders: dict[str, Callable[[], object] | str] = {}
+    overflow = torch.zeros(1, dtype=torch.int32, device=grads[0].device)
+    for package, operators, applier in (
+        ("apex", "amp_C", "apex.multi_tensor_apply"),
+        ("TransformerEngine", "transformer_engine_torch", "transformer_engine.pytorch.optimizers"),
+    ):
+        name = f"{package} multi_tensor_l2norm"
+        try:
+            norm = import_module(operators).multi_tensor_l2norm
+            apply = import_module(applier).multi_tensor_applier
+            contenders[name] = partial(apply, norm, overflow, [grads], True)
+        except (ImportError, AttributeError) as error:
+            contenders[name] = f"skipped: {error}"
+    return contenders
+
+
 def gpu_times() -> None:
     """Measured only where there is a GPU: the sampled observation against the alternatives."""
     if not torch.cuda.is_available():
@@ -166,13 +186,18 @@ def gpu_times() -> None:
     sampled, exact = TritonProbe(plan, shards), TritonProbe(plan, shards, exact=True)
     grads = [p.grad for p in parameters]
     print(f"\nmeasured on {torch.cuda.get_device_name()}: 200 parameters of 2**20 fp32")
-    for name, call in (
-        ("snapshot launch", sampled.snapshot),
-        ("statistics launch", lambda: sampled.measure(rows, applied)),
-        ("exact", lambda: exact.measure(rows, applied)),
-        ("torch._foreach_norm of gradients", lambda: torch._foreach_norm(grads)),
-        ("naive clone of weights", lambda: [p.detach().clone() for p in parameters]),
-    ):
+    contenders: dict[str, Callable[[], object] | str] = {
+        "snapshot launch": sampled.snapshot,
+        "statistics launch": lambda: sampled.measure(rows, applied),
+        "exact": lambda: exact.measure(rows, applied),
+        "torch._foreach_norm of gradients": lambda: torch._foreach_norm(grads),
+        "naive clone of weights": lambda: [p.detach().clone() for p in parameters],
+        **fused_norms(grads),
+    }
+    for name, call in contenders.items():
+        if isinstance(call, str):
+            print(f"  {name:36} {call}")
+            continue
         milliseconds = triton.testing.do_bench(call, quantiles=[0.2, 0.5, 0.8])
         print(f"  {name:36} p20/p50/p80 {' / '.join(f'{t:.3f}' for t in milliseconds)} ms")
 

@@ -56,7 +56,7 @@ class LossRing:
         if self._host_values is not None:
             self._host_values[i] = host_value(loss)
         elif isinstance(loss, torch.Tensor):
-            self._values[i].copy_(loss.detach(), non_blocking=True)
+            self._values[i].copy_(loss.detach().reshape(()), non_blocking=True)
         else:
             self._values[i] = loss
 
@@ -83,15 +83,16 @@ class LossRing:
 def host_value(value: Any) -> float:
     """A number that is already on the host: a Python number or a CPU tensor of one element.
 
-    Read through numpy, which is no `.item()`: there is no device to wait for.
+    Read through numpy, not torch's `.item()`: there is no device to wait for.
     """
-    if isinstance(value, torch.Tensor):
-        if value.dtype == torch.bfloat16:
-            value = value.float()
-        return float(value.detach().numpy().reshape(-1)[0])
-    return float(value)
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    try:
+        return float(value.detach().numpy().item())
+    except TypeError:  # numpy has no bfloat16
+        return float(value.detach().float().numpy().item())
 
 
 def on_host(value: float | torch.Tensor) -> bool:
     """Whether `host_value` may be asked without waiting for a device."""
-    return not isinstance(value, torch.Tensor) or value.device.type == "cpu"
+    return not isinstance(value, torch.Tensor) or value.is_cpu
