@@ -11,8 +11,8 @@ from distmon.rules.base import Finding, Limits, Memory, Rule, name_some
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
     """One finding naming the ranks that left and the parameters that differ."""
     found = record.desync
-    if found is None:
-        return
+    if found is None or record.has_nonfinite:
+        return  # a NaN that has not reached every rank yet is told by its own rule
     ranks = name_some([str(rank) for rank in found.ranks])
     believed = (
         f"rank {found.reference} (no majority: the lowest rank is taken as right)"

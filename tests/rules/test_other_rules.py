@@ -86,6 +86,8 @@ def test_desync_names_rank_and_parameter() -> None:
     desync = Desync((2,), 0, ("blocks.1.w",), tie=False)
     (alert,) = alerts_of(make_engine(), make_record(10, desync=desync))
     assert (alert.severity, alert.ranks, alert.params) == ("critical", (2,), ("blocks.1.w",))
+    spoilt = make_record(10, desync=desync, losses={10: math.nan})
+    assert [a.rule for a in alerts_of(make_engine(), spoilt)] == ["nonfinite"]
     tie = Desync((1,), 0, ("w",), tie=True)
     (alert,) = alerts_of(make_engine(), make_record(10, desync=tie))
     assert "no majority" in alert.message
