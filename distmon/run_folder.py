@@ -12,6 +12,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -233,9 +234,8 @@ def _sync_directory(folder: Path) -> None:
     """Make the rename itself survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError:
         # Some network file systems refuse to sync a directory; the file itself is synced.
-        pass
+        with suppress(OSError):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

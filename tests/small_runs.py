@@ -70,3 +70,8 @@ def observe(
     optimizer = make(model.parameters())
     with distmon.attach(model, optimizer, **quiet(tmp_path, **overrides)) as monitor:
         return train(model, optimizer, monitor, range(1, steps + 1), before_optimizer)
+
+
+def alerts_in(folder: Path) -> list[tuple[str, int]]:
+    """Rule and step of every alert of the run that `quiet(folder)` made."""
+    return [(a["rule"], a["step"]) for a in distmon.read_run(folder / "run").alerts]
