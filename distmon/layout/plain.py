@@ -31,4 +31,5 @@ def plain_shard(name: str, parameter: torch.nn.Parameter) -> Shard:
         requires_grad=lambda: parameter.requires_grad,
         grad_is_unreadable=is_sparse,
         parameters=(parameter,),
+        is_parameter=True,
     )

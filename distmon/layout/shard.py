@@ -56,6 +56,8 @@ class Shard:
     requires_grad: Callable[[], bool]
     grad_is_unreadable: Callable[[], bool]
     parameters: tuple[torch.Tensor, ...]
+    is_parameter: bool = False
+    """`weight()` is `parameters[0]` itself, and `grad()` its `.grad` unless that is unreadable."""
 
     @property
     def numel(self) -> int:

@@ -1,0 +1,59 @@
+"""Where tensors lie: the fast look at parameters finds what a look at each shard finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from csrc_triton.tables import ADDRESS
+from distmon.layout.plain import plain_shard
+from distmon.probe.address_table import AddressTable
+from distmon.sampling import build_plan
+
+CPU = torch.device("cpu")
+
+
+def _tables(parameters: list[torch.nn.Parameter]) -> tuple[AddressTable, AddressTable]:
+    shards = [plain_shard(f"p{i}", p) for i, p in enumerate(parameters)]
+    plan = build_plan(shards, 64, 0, CPU)
+    rows: list[torch.Tensor | None] = [None] * len(shards)
+    for chunk in plan.chunks:
+        for k, row in enumerate(chunk.rows):
+            rows[row] = chunk.offsets[k]
+    slow = [replace(shard, is_parameter=False) for shard in shards]
+    return AddressTable(shards, rows), AddressTable(slow, rows)
+
+
+def _grad(kind: str, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    if kind == "none":
+        return None
+    if kind == "sparse":
+        return torch.sparse_coo_tensor([[0]], torch.ones(1, parameter.shape[1]), parameter.shape)
+    if kind == "strided":
+        return torch.ones(parameter.shape[::-1]).t()
+    return torch.ones_like(parameter)
+
+
+@pytest.mark.parametrize("kinds", ["plain", "none", "sparse", "strided"])
+def test_both_looks_agree_while_gradients_come_move_and_go(kinds: str) -> None:
+    parameters = [torch.nn.Parameter(torch.randn(12, 10)) for _ in range(4)]
+    fast, slow = _tables(parameters)
+    for step in range(4):
+        for i, parameter in enumerate(parameters):
+            parameter.grad = _grad(kinds if (i + step) % 3 == 0 else "plain", parameter)
+        if step == 2:
+            parameters[1].data = torch.randn(12, 10)
+        for table in (fast, slow):
+            table.refresh(grads=False)
+            table.refresh(grads=True)
+        columns = [i for name, i in ADDRESS.items() if name in ("weight", "grad")]
+        for first in columns:
+            assert torch.equal(fast.table[:, first : first + 2], slow.table[:, first : first + 2])
+        assert fast.strided["grad"].keys() == slow.strided["grad"].keys()
+        for i, parameter in enumerate(parameters):
+            grad = parameter.grad
+            dense = grad is not None and grad.layout is torch.strided
+            assert fast.table[i, ADDRESS["grad"]] == (grad.data_ptr() if dense else 0)
+            assert fast.table[i, ADDRESS["weight"]] == parameter.data_ptr()
