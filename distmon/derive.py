@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +72,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class _Moments:
+class Moments:
     """Estimated totals of one quantity (weight, gradient or update) by parameter."""
 
     copies: Column
@@ -86,7 +86,12 @@ class _Moments:
     std: Column
 
 
-def _moments(reduced: Reduced, sampling: Sampling, what: str) -> _Moments:
+def moments(reduced: Reduced, sampling: Sampling) -> dict[str, Moments]:
+    """Of weights "w", gradients "g" and updates "u"."""
+    return {what: _moments(reduced, sampling, what) for what in "wgu"}
+
+
+def _moments(reduced: Reduced, sampling: Sampling, what: str) -> Moments:
     sums = reduced.sums
     exact = sampling.exact and what != "u"
     expected = sampling.numel if exact else sampling.slots
@@ -111,15 +116,19 @@ def _moments(reduced: Reduced, sampling: Sampling, what: str) -> _Moments:
         source = "w" if what == "u" else what
         bad = sums[:, SUM[f"{source}_nan"]] + sums[:, SUM[f"{source}_inf"]] > 0
         norm, mean, std = (np.where(bad, np.nan, x) for x in (norm, mean, std))
-    return _Moments(copies, square, variance, norm, stderr, mean, std)
+    return Moments(copies, square, variance, norm, stderr, mean, std)
 
 
 def param_table(
-    reduced: Reduced, sampling: Sampling, eps: float, frozen_ratio: float
+    reduced: Reduced,
+    estimates: Mapping[str, Moments],
+    sampling: Sampling,
+    eps: float,
+    frozen_ratio: float,
 ) -> ParamTable:
     """Every per-parameter statistic; NaN where nothing was measured."""
     sums, maxima = reduced.sums, reduced.maxima
-    weight, grad, update = (_moments(reduced, sampling, what) for what in "wgu")
+    weight, grad, update = (estimates[what] for what in "wgu")
 
     def column(name: str, copies: Column) -> Column:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -196,7 +205,11 @@ def _proven(reduced: Reduced, sampling: Sampling) -> NDArray[np.bool_]:
 
 
 def run_metrics(
-    reduced: Reduced, table: ParamTable, sampling: Sampling, topk: int
+    reduced: Reduced,
+    estimates: Mapping[str, Moments],
+    table: ParamTable,
+    sampling: Sampling,
+    topk: int,
 ) -> dict[str, float]:
     """The metrics over all parameters. What was not measured is absent."""
     c = table.columns
@@ -211,17 +224,17 @@ def run_metrics(
             "monitor/frozen_count": float(c["frozen"].sum()),
         }
     for what, tag in (("w", "param"), ("g", "grad")):
-        moments = _moments(reduced, sampling, what)
-        seen = ~np.isnan(moments.copies)
+        estimate = estimates[what]
+        seen = ~np.isnan(estimate.copies)
         if not seen.any():
             continue
         prefix = "weight" if what == "w" else "grad"
         bad = np.nansum(c[f"{prefix}_nan"]) + np.nansum(c[f"{prefix}_inf"]) > 0
-        norm = float(np.sqrt(moments.square[seen].sum()))
-        spread = float(np.sqrt(moments.variance[seen].sum()))
+        norm = float(np.sqrt(estimate.square[seen].sum()))
+        spread = float(np.sqrt(estimate.variance[seen].sum()))
         metrics[f"monitor/{tag}_norm"] = float("nan") if bad else norm
         metrics[f"monitor/{tag}_norm_stderr"] = spread / (2 * norm) if norm > 0 else 0.0
-    copies = _moments(reduced, sampling, "u").copies
+    copies = estimates["u"].copies
     scale = np.where(np.isnan(copies), 0.0, sampling.expansion / np.where(copies > 0, copies, 1))
     graded = float((reduced.sums[:, SUM["u_graded"]] * scale).sum())
     if graded > 0:

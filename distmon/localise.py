@@ -82,7 +82,7 @@ def locate_desync(
 ) -> Desync:
     """Name the parameters in which `left` and `stayed` differ."""
     left, stayed, tie = found
-    # Two slots per parameter: the reference rank's checksum, and how many of those who left differ.
+    # Everybody learns the reference rank's checksums, then how many of those who left differ.
     reference = torch.zeros_like(row_checksums)
     if ranks.rank == stayed[0]:
         reference.copy_(row_checksums)

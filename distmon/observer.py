@@ -11,7 +11,7 @@ import torch
 
 from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.config import MonitorConfig
-from distmon.derive import Sampling, param_table, run_metrics, suspects
+from distmon.derive import Sampling, moments, param_table, run_metrics, suspects
 from distmon.device_marks import to_device
 from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
@@ -25,6 +25,9 @@ from distmon.sampling import build_plan, hash48
 from distmon.signals import Evidence
 
 DEFAULT_SAMPLE = 1024
+_MAY_DIFFER = {"run_dir", "sinks", "wandb", "queue_size", "total_steps", "param_tags"}
+_MAY_DIFFER |= {"param_tag_cap", "backend", "timeout_s"}
+"""Settings that matter to one rank alone."""
 log = logging.getLogger("distmon")
 
 
@@ -73,9 +76,10 @@ class Observer:
     @property
     def agreement(self) -> int:
         """48 bits that must be equal on all ranks: what is sampled, sent and decided."""
-        c = self._config
-        settings = (c.interval, c.percentiles, c.replica_check, c.sample_size)
-        return hash48(f"{self.plan.plan_hash}{settings}{SLOT_SIZE}{SUM_COLUMNS}{MAX_COLUMNS}")
+        settings = self._config.model_dump_json(exclude=_MAY_DIFFER)
+        trainable = self._sampling.trainable.tolist()
+        sent = (SLOT_SIZE, SUM_COLUMNS, MAX_COLUMNS)
+        return hash48(f"{self.plan.plan_hash}{settings}{trainable}{sent}")
 
     def snapshot(self) -> None:
         """Just before an optimizer step."""
@@ -181,9 +185,12 @@ class Observer:
         if search:
             nonfinite = self._locate_nonfinite(reduced, step, evidence)
             desync = self._locate_desync(reduced)
-        table = param_table(reduced, self._sampling, self._config.eps, self._frozen_ratio)
+        estimates = moments(reduced, self._sampling)
+        table = param_table(
+            reduced, estimates, self._sampling, self._config.eps, self._frozen_ratio
+        )
         self._suspects = suspects(table, self._sampling, self._frozen_ratio)
-        metrics = run_metrics(reduced, table, self._sampling, self._config.topk)
+        metrics = run_metrics(reduced, estimates, table, self._sampling, self._config.topk)
         losses = dict(self._losses(reduced))
         averages: dict[int, float] = {}
         for at, loss in losses.items():

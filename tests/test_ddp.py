@@ -198,6 +198,7 @@ def _troubles(rank: int, _: int, folder: str) -> dict[str, Any]:
     for name, settings in (
         ("interval", {"interval": 2 + rank}),
         ("percentiles", {"percentiles": rank != 1}),
+        ("rules", {"rules": {"frozen": {"patience": 3 + (rank == 2)}}}),
         ("typo", {"intervall": 5} if rank == 1 else {}),
     ):
         optimizer = torch.optim.AdamW(model.parameters())
@@ -246,6 +247,7 @@ def test_what_goes_wrong_on_one_rank_is_named_on_all(tmp_path: Path) -> None:
         assert found["mismatch"].startswith("rank 0 would observe other parameters")
         assert "would observe other parameters, shapes or settings" in found["interval"]
         assert found["percentiles"].startswith("rank 1 would observe")
+        assert found["rules"].startswith("rank 2 would observe")
         typo = 'unknown key "intervall"' if rank == 1 else "rank 1 could not attach"
         assert typo in found["typo"]
         assert found["closed"]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmon.derive import Sampling, param_table
+from distmon.derive import Sampling, moments, param_table
 from distmon.layout import capture
 from distmon.probe import TorchProbe
 from distmon.reduce import Buffers, Ranks
@@ -89,7 +89,9 @@ def _norms(weight: torch.Tensor, seeds: int) -> tuple[np.ndarray, np.ndarray]:
         TorchProbe(plan, shards).measure(buffers.rows, torch.zeros(1, dtype=torch.float64))
         buffers.start()
         sampling = Sampling.describe(plan.names, plan.samples, [2], [True], False)
-        table = param_table(buffers.finish(0), sampling, 1e-12, 1e-12).columns
+        reduced = buffers.finish(0)
+        estimates = moments(reduced, sampling)
+        table = param_table(reduced, estimates, sampling, 1e-12, 1e-12).columns
         found.append((table["weight_norm"][0], table["weight_norm_stderr"][0]))
     norms, errors = np.array(found).T
     return norms, errors

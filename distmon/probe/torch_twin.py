@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from csrc_triton.row_layout import GROUPS, HALF_BINS, SCALAR_COLUMNS, SUM
+from distmon.device_marks import to_device
 from distmon.layout import Shard
 from distmon.probe.exact import ExactPass
 from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
@@ -122,9 +123,7 @@ class _Block:
     ) -> None:
         chunk, w, g = self.chunk, self.weights, self.grads
         self.gather_weights(self.weight_rows)
-        has_grad = torch.tensor(self.gather_grads(), dtype=torch.float64).to(
-            w.device, non_blocking=True
-        )
+        has_grad = to_device(torch.tensor(self.gather_grads(), dtype=torch.float64), w.device)
         self.set_padding(w, 0.0)
         bits = w.view(_BITS[w.dtype])
         checksums.index_copy_(0, self.row_ids, (bits * multipliers[: w.shape[1]]).sum(1))
