@@ -33,7 +33,7 @@ def stored(path: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
 
     content = path.read_bytes()
-    assert content[:4] == b":W&B"
+    assert content[:4] in (b"", b":W&B")
     place, parts = 7, b""
     while place + 7 <= len(content):
         left = 32768 - place % 32768
@@ -41,6 +41,8 @@ def stored(path: Path) -> Iterator[Any]:
             place += left
             continue
         _, length, kind = struct.unpack_from("<IHB", content, place)
+        if place + 7 + length > len(content):
+            return  # still being written
         parts += content[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
@@ -48,6 +50,15 @@ def stored(path: Path) -> Iterator[Any]:
             message.ParseFromString(parts)
             parts = b""
             yield message
+
+
+def finished(path: Path) -> Path:
+    """Wait for the end of the file: wandb's service process writes it after `finish()` returned."""
+    deadline = time.monotonic() + 30
+    while not any(message.HasField("exit") for message in stored(path)):
+        assert time.monotonic() < deadline, f"{path} never ended"
+        time.sleep(0.05)
+    return path
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -81,7 +92,7 @@ def test_offline_run_with_alerts_and_a_rewind(
     (first,) = folder.path.glob("wandb/offline-run-*/*.wandb")
     assert first.name == f"run-{run_id}.wandb"
 
-    logged = rows(first)
+    logged = rows(finished(first))
     assert [row["train/step"] for row in logged] == [9, 10, 19, 20]
     assert [row["train/step_loss"] for row in logged] == [2.5, 2.1847, 2.5, 2.1847]
     assert logged[1]["monitor/grad_norm"] == 0.81
@@ -115,4 +126,4 @@ def test_offline_run_with_alerts_and_a_rewind(
     deliver(open_folder(resumed_from=10), make_record(20))
     (second,) = set(folder.path.glob("wandb/offline-run-*/*.wandb")) - {first}
     assert second.name == first.name
-    assert [row["train/step"] for row in rows(second)] == [19, 20]
+    assert [row["train/step"] for row in rows(finished(second))] == [19, 20]
