@@ -47,13 +47,13 @@ class Sampling:
         """Tabulate the samples of all parameters."""
         share = np.full((len(names), GROUPS), 1 / GROUPS)
         for i, sample in enumerate(samples):
-            count = len(sample.indices)
+            count = sample.count
             group = np.arange(0, count, RUN) // RUN % GROUPS
             sizes = np.full(len(group), float(RUN))
             if count:
                 sizes[-1] = count - RUN * (len(group) - 1)
                 share[i] = np.bincount(group, weights=sizes, minlength=GROUPS) / count
-        slots = np.array([len(s.indices) for s in samples], dtype=np.float64)
+        slots = np.array([s.count for s in samples], dtype=np.float64)
         numel = np.array([s.numel for s in samples], dtype=np.float64)
         whole = np.array([s.whole for s in samples])
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from distmon.metrics import REPLICA_CLASSES
 from distmon.record import Column, Desync, NonFinite, NonFinitePlace
 from distmon.reduce import Ranks
+from distmon.sampling import SamplePlan
 
 MOST_PLACES = 64
 SIGNALS = ("sample", "loss", "gradient norm")
@@ -53,43 +56,62 @@ def locate_nonfinite(
     return NonFinite(first_step, SIGNALS[signal], places, len(affected))
 
 
-def find_desync(ranks: Mapping[str, Column]) -> tuple[list[int], list[int], bool] | None:
-    """Ranks that left their replicas, those they left, and whether there was no majority.
+@dataclass(frozen=True)
+class Split:
+    """Ranks that should hold equal weights and do not."""
 
-    Ranks with the same region key hold the same pieces and must have the same checksum. None when
-    all do. With a tie the side of the lowest rank is believed.
+    key: float
+    """Region key of the replica class."""
+    left: tuple[int, ...]
+    stayed: tuple[int, ...]
+    tie: bool
+    """There was no majority."""
+
+
+def find_desync(ranks: Mapping[str, Column]) -> Split | None:
+    """The first replica class whose ranks differ; None when all agree.
+
+    Ranks with the same region key hold the same pieces and must have the same checksum. With a tie
+    the side of the lowest rank is believed.
     """
-    keys, sums, failed = ranks["region_key"], ranks["checksum"], ranks["failed"]
-    for key in dict.fromkeys(keys.tolist()):
-        members = [int(r) for r in np.flatnonzero((keys == key) & (failed == 0))]
-        votes = Counter(sums[members].tolist())
+    failed = ranks["failed"] != 0
+    keys = np.stack([ranks[f"region_key{i}"] for i in range(REPLICA_CLASSES)], 1)
+    sums = np.stack([ranks[f"checksum{i}"] for i in range(REPLICA_CLASSES)], 1)
+    for key in dict.fromkeys(keys[~failed].flatten().tolist()):
+        if not key:
+            continue
+        where = (keys == key) & ~failed[:, None]
+        members = {int(rank): float(sums[rank, column]) for rank, column in np.argwhere(where)}
+        votes = Counter(members.values())
         if len(votes) < 2:
             continue
         most = max(votes.values())
         winners = [value for value, count in votes.items() if count == most]
         believed = winners[0]  # Counter keeps the order of first appearance: the lowest rank's
-        left = [r for r in members if sums[r] != believed]
-        stayed = [r for r in members if sums[r] == believed]
-        return left, stayed, len(winners) > 1
+        return Split(
+            key=key,
+            left=tuple(rank for rank, value in members.items() if value != believed),
+            stayed=tuple(rank for rank, value in members.items() if value == believed),
+            tie=len(winners) > 1,
+        )
     return None
 
 
 def locate_desync(
-    ranks: Ranks,
-    names: Sequence[str],
-    row_checksums: torch.Tensor,
-    found: tuple[list[int], list[int], bool],
+    ranks: Ranks, plan: SamplePlan, row_checksums: torch.Tensor, found: Split
 ) -> Desync:
-    """Name the parameters in which `left` and `stayed` differ."""
-    left, stayed, tie = found
+    """Name the parameters in which those who left differ from those who stayed."""
+    mine = torch.zeros_like(row_checksums)
+    if found.key in plan.region_keys:
+        mine = torch.where(
+            plan.replica_class == plan.region_keys.index(int(found.key)), row_checksums, mine
+        )
     # Everybody learns the reference rank's checksums, then how many of those who left differ.
-    reference = torch.zeros_like(row_checksums)
-    if ranks.rank == stayed[0]:
-        reference.copy_(row_checksums)
+    reference = mine.clone() if ranks.rank == found.stayed[0] else torch.zeros_like(mine)
     ranks.all_reduce(reference, dist.ReduceOp.SUM)
-    differs = (row_checksums != reference).long()
-    if ranks.rank not in left:
+    differs = (mine != reference).long()
+    if ranks.rank not in found.left:
         differs.zero_()
     ranks.all_reduce(differs, dist.ReduceOp.SUM)
     where = torch.nonzero(differs).flatten()[:MOST_PLACES].tolist()
-    return Desync(tuple(left), stayed[0], tuple(names[i] for i in where), tie)
+    return Desync(found.left, found.stayed[0], tuple(plan.names[i] for i in where), found.tie)

@@ -81,12 +81,21 @@ PERCENTILE_METRICS: Final[tuple[Metric, ...]] = tuple(
     for q in GRAD_PERCENTILES
 )
 
+REPLICA_CLASSES: Final = 4
+"""Ways in which the parameters of one model may be spread over ranks and still be compared."""
+
 RANK_METRICS: Final[tuple[Metric, ...]] = (
     Metric("time", "s", "Unix time of the rank when it observed"),
     Metric("step", "", "step number the rank believes in"),
     Metric("plan_hash", "", "what the rank samples, as a 48-bit hash"),
-    Metric("region_key", "", "which pieces the rank holds, as a 48-bit hash"),
-    Metric("checksum", "", "48-bit checksum of its sampled weight bits"),
+    *(
+        Metric(f"region_key{i}", "", f"which pieces of replica class {i} it holds, 48-bit hash")
+        for i in range(REPLICA_CLASSES)
+    ),
+    *(
+        Metric(f"checksum{i}", "", f"48-bit checksum of its sampled weight bits of class {i}")
+        for i in range(REPLICA_CLASSES)
+    ),
     Metric("failed", "", "1 when the rank could not observe this step"),
     Metric("signal_step", "step", "first step whose loss or gradient norm was not finite, else 0"),
     Metric("signal_kind", "", "1 loss, 2 gradient norm"),

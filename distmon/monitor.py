@@ -364,7 +364,11 @@ class Monitor:
 
     def _give_up(self, error: CollectiveError) -> None:
         """The ranks can no longer talk to each other: stop monitoring rather than stop training."""
-        log.error("rank %d: monitoring ends here and training goes on: %s", self._ranks.rank, error)
+        where = self._ranks.whereabouts(self._completed)
+        reason = f"{error} ({where})" if where else str(error)
+        log.error(
+            "rank %d: monitoring ends here and training goes on: %s", self._ranks.rank, reason
+        )
         self._started = None
         self.close()
 

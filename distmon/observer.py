@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 
 import numpy as np
 import torch
@@ -16,9 +17,12 @@ from distmon.device_marks import to_device
 from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
 from distmon.losses import LossEma, LossRing
+from distmon.metrics import REPLICA_CLASSES
 from distmon.ownership import OWNERSHIP_COLUMNS, Ownership, scaler_verdict
 from distmon.probe import Rows, choose_probe
+from distmon.probe.added_gradients import AddedGradients
 from distmon.probe.exact import nonfinite_counts
+from distmon.probe.torch_twin import odd_multipliers
 from distmon.record import Desync, NonFinite, Record
 from distmon.reduce import SLOT_SIZE, Buffers, Ranks, Reduced
 from distmon.sampling import build_plan, hash48
@@ -28,6 +32,8 @@ DEFAULT_SAMPLE = 1024
 _MAY_DIFFER = {"run_dir", "sinks", "wandb", "queue_size", "total_steps", "param_tags"}
 _MAY_DIFFER |= {"param_tag_cap", "backend", "timeout_s"}
 """Settings that matter to one rank alone."""
+AGREED = ("versions", "parameters or shapes", "settings")
+"""What all ranks must have in common, as it is called when they have not."""
 log = logging.getLogger("distmon")
 
 
@@ -50,7 +56,7 @@ class Observer:
         exact = config.sample_size == "exact"
         size = DEFAULT_SAMPLE if config.sample_size == "exact" else config.sample_size
         device = shards[0].weight().device
-        self.plan = build_plan(shards, size, config.seed, device)
+        self.plan = build_plan(shards, size, config.seed, device, exact)
         self._sampling = Sampling.describe(
             self.plan.names,
             self.plan.samples,
@@ -59,13 +65,17 @@ class Observer:
             exact,
         )
         self._probe = choose_probe(config.backend, self.plan, shards, exact)
-        self._buffers = Buffers(len(shards), ranks, config.percentiles, config.interval, device)
+        self._added = AddedGradients(self.plan, shards)
+        self._buffers = Buffers(
+            len(shards), ranks, config.percentiles, config.interval, device, self._added.size
+        )
         self.ring = LossRing(config.interval, device)
         self.ema = LossEma(config.ema_decay)
         self._suspects: list[int] = []
         self._steps: list[int] = []
         self._filled: set[int] = set()
         self._owner_columns = ownership.columns()
+        self._row_multipliers = odd_multipliers(len(shards), device)
         self._side: Rows | None = None
 
     @property
@@ -74,12 +84,17 @@ class Observer:
         return self._buffers.nbytes
 
     @property
-    def agreement(self) -> int:
-        """48 bits that must be equal on all ranks: what is sampled, sent and decided."""
+    def agreement(self) -> dict[str, int]:
+        """What must be equal on all ranks, each as 48 bits: what is sampled, sent and decided."""
         settings = self._config.model_dump_json(exclude=_MAY_DIFFER)
         trainable = self._sampling.trainable.tolist()
-        sent = (SLOT_SIZE, SUM_COLUMNS, MAX_COLUMNS)
-        return hash48(f"{self.plan.plan_hash}{settings}{trainable}{sent}")
+        sent = (SLOT_SIZE, SUM_COLUMNS, MAX_COLUMNS, self._added.rows)
+        texts = (
+            f"{metadata.version('distmon')}{sent}",
+            f"{self.plan.plan_hash}{trainable}",
+            settings,
+        )
+        return {name: hash48(text) for name, text in zip(AGREED, texts, strict=True)}
 
     def snapshot(self) -> None:
         """Just before an optimizer step."""
@@ -92,6 +107,7 @@ class Observer:
         count as not measured.
         """
         if not self._filled:
+            self._buffers.addends.zero_()
             self._owner_columns = self._ownership.columns()  # before a scheduler changes the lr
         everything = set(range(len(self._shards)))
         mine = everything if optimizer is None else self._ownership.rows_of(optimizer)
@@ -113,6 +129,7 @@ class Observer:
             self._probe.read_whole_gradients(self._buffers.rows, suspected)
         else:
             self._measure_some(mine, applied, suspected)
+        self._added.move(self._buffers.rows, self._buffers.addends, applied, mine)
         self._filled |= mine
 
     def _measure_some(self, mine: set[int], applied: torch.Tensor, suspected: list[int]) -> None:
@@ -150,15 +167,21 @@ class Observer:
         owners = to_device(self._owner_columns, self.plan.device)
         for i, name in enumerate(OWNERSHIP_COLUMNS):
             self._buffers.rows.sums[:, SUM[name]] = owners[:, i]
-        self._buffers.put_telemetry(telemetry, self._probe.checksum(), "")
+        self._buffers.put_telemetry(telemetry, self._checksums(), "")
         self._buffers.put_losses(values, given)
+
+    def _checksums(self) -> torch.Tensor:
+        """48 bits by replica class over all sampled weights of this rank, on the device."""
+        sums = torch.zeros(REPLICA_CLASSES, dtype=torch.int64, device=self.plan.device)
+        weighted = self._probe.row_checksums * self._row_multipliers
+        return sums.index_add_(0, self.plan.replica_class, weighted) & ((1 << 48) - 1)
 
     def _identity(self, step: int, knows_bad: bool, failed: bool) -> dict[str, float]:
         return {
             "time": time.time(),
             "step": float(step),
             "plan_hash": float(self.plan.plan_hash),
-            "region_key": float(self.plan.region_key),
+            **{f"region_key{i}": float(key) for i, key in enumerate(self.plan.region_keys)},
             "failed": float(failed),
             "knows_bad": float(knows_bad),
         }
@@ -181,6 +204,7 @@ class Observer:
         the same reduced numbers and nothing else, and `search=False` leaves them out.
         """
         reduced = self._buffers.finish(len(self._steps))
+        self._added.fill(reduced.addends, reduced.sums, reduced.maxima, reduced.bins)
         nonfinite = desync = None
         if search:
             nonfinite = self._locate_nonfinite(reduced, step, evidence)
@@ -251,7 +275,7 @@ class Observer:
         found = find_desync(reduced.ranks) if self._config.replica_check else None
         if found is None:
             return None
-        return locate_desync(self._ranks, self.plan.names, self._probe.row_checksums, found)
+        return locate_desync(self._ranks, self.plan, self._probe.row_checksums, found)
 
     def _performance(self, reduced: Reduced) -> dict[str, float]:
         seconds = float(reduced.ranks["step_seconds"].max())

@@ -24,14 +24,18 @@ class Ownership:
     ) -> None:
         self._shards = shards
         self._optimizers = optimizers
-        self._row = {id(p): i for i, shard in enumerate(shards) for p in shard.parameters}
+        # One tensor of an optimizer may hold pieces of many parameters.
+        self._held: dict[int, list[int]] = {}
+        for i, shard in enumerate(shards):
+            for p in shard.parameters:
+                self._held.setdefault(id(p), []).append(i)
         for optimizer in optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise LayoutError(
                     f"attach needs a torch.optim.Optimizer, not a {type(optimizer).__name__}"
                 )
             tensors = [p for group in optimizer.param_groups for p in group["params"]]
-            if not any(id(p) in self._row for p in tensors):
+            if not any(id(p) in self._held for p in tensors):
                 raise LayoutError(
                     f"none of the {len(tensors)} tensors in {type(optimizer).__name__} belongs to "
                     "the observed model: build the optimizer from this model's parameters, after "
@@ -42,8 +46,8 @@ class Ownership:
         """float64 [parameters, 5] on the host, in the order of OWNERSHIP_COLUMNS."""
         table = torch.zeros((len(self._shards), len(OWNERSHIP_COLUMNS)), dtype=torch.float64)
         numbers = table.numpy()
-        numbers[:, 0] = 1
-        numbers[:, 1] = [shard.requires_grad() for shard in self._shards]
+        numbers[:, 0] = [bool(shard.parameters) for shard in self._shards]
+        numbers[:, 1] = [bool(s.parameters) and s.requires_grad() for s in self._shards]
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 lr = group.get("lr", float("nan"))
@@ -63,7 +67,7 @@ class Ownership:
         return set(range(len(self._shards))).difference(*owned)
 
     def _rows(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        return [self._row[id(p)] for p in tensors if id(p) in self._row]
+        return [row for p in tensors for row in self._held.get(id(p), ())]
 
 
 def scaler_verdict(optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:

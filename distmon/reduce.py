@@ -8,6 +8,7 @@ travels as text inside the rank's slot, so nobody waits for anybody.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +47,41 @@ class Ranks:
             dist.new_group(timeout=timedelta(seconds=timeout_s)) if self.together else None
         )
 
+        self._told_at = self._board() if self.together else None
+
+    def _board(self) -> dist.Store:
+        """A place of the monitor's own in the job's key-value store, used after a failure only."""
+        store = dist.distributed_c10d._get_default_store()
+        return dist.PrefixStore(f"distmon/{self._group.group_name}", store)
+
+    def whereabouts(self, step: int, patience_s: float = 5.0) -> str:
+        """After a failed collective: who got how far, in words. Waits a few seconds at most.
+
+        Every rank that finds the ranks apart says where it is; the one that says nothing is
+        the one that is missing.
+        """
+        if self._told_at is None:
+            return ""
+        steps: dict[int, int] = {self.rank: step}
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        # The store may be gone with the process that served it; then nothing is known.
+        with suppress(Exception):
+            self._told_at.set(str(self.rank), str(step))
+            deadline = time.monotonic() + patience_s
+            while len(steps) < self.size and time.monotonic() < deadline:
+                for rank in others:
+                    if rank not in steps and self._told_at.check([str(rank)]):
+                        steps[rank] = int(self._told_at.get(str(rank)))
+                time.sleep(0.05)
+        silent = [str(rank) for rank in others if rank not in steps]
+        at = sorted({*steps.values()})
+        places = "; ".join(
+            f"rank {', '.join(str(r) for r in sorted(steps) if steps[r] == s)} at step {s}"
+            for s in at
+        )
+        missing = f"; rank {', '.join(silent)} did not come" if silent else ""
+        return f"{places}{missing}"
+
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce in place; on CUDA it is queued on the current stream and returns at once."""
         if not self.together:
@@ -62,26 +98,32 @@ class Ranks:
         self.all_reduce(table, dist.ReduceOp.SUM)
         return table
 
-    def agree(self, what: int, ready: bool, device: torch.device) -> None:
+    def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Give everybody the tensor of the rank `source`, in place."""
+        if self.together:
+            dist.broadcast(tensor, src=source, group=self._group)
+        return tensor
+
+    def agree(self, what: Mapping[str, int], ready: bool, device: torch.device) -> None:
         """Raise on every rank alike when a rank is not ready or is set up differently.
 
-        `what` is a hash of everything that must be the same. A rank that is not ready raises its
-        own error; the others learn here that it does.
+        `what` are hashes, by name, of everything that must be the same. A rank that is not ready
+        raises its own error; the others learn here that it does.
         """
-        mine = torch.tensor([what, int(ready)], dtype=torch.int64, device=device)
-        table = self.sum_by_rank(mine).tolist()
-        unready = [str(rank) for rank, row in enumerate(table) if not row[1]]
+        mine = torch.tensor([int(ready), *what.values()], dtype=torch.int64, device=device)
+        table = self.sum_by_rank(mine).T.tolist()
+        unready = [str(rank) for rank, is_ready in enumerate(table[0]) if not is_ready]
         if unready:
             raise PlanMismatchError(
                 f"rank {', '.join(unready)} could not attach; its own message says why"
             )
-        others = self.minority([row[0] for row in table])
-        if others:
-            raise PlanMismatchError(
-                f"rank {', '.join(map(str, others))} would observe other parameters, shapes or "
-                f"settings than the other {self.size - len(others)} ranks; every rank must attach "
-                "the same model with the same config"
-            )
+        for name, hashes in zip(what, table[1:], strict=True):
+            if others := self.minority(hashes):
+                raise PlanMismatchError(
+                    f"rank {', '.join(map(str, others))} would observe with other {name} than the "
+                    f"other {self.size - len(others)} ranks; every rank must attach the same model "
+                    "with the same config and version"
+                )
 
     def minority(self, values: Sequence[float]) -> list[int]:
         """Ranks whose value is not the most frequent one; with a tie the lowest rank's counts."""
@@ -112,13 +154,21 @@ class Reduced:
     """Mean over ranks by step since the last observation."""
     loss_given: NDArray[np.bool_]
     """Which of those steps had a loss on any rank."""
+    addends: Floats
+    """The sums that `AddedGradients` asked for."""
 
 
 class Buffers:
     """The two buffers of one monitor and the views of their parts, allocated once."""
 
     def __init__(
-        self, parameters: int, ranks: Ranks, bins: bool, loss_slots: int, device: torch.device
+        self,
+        parameters: int,
+        ranks: Ranks,
+        bins: bool,
+        loss_slots: int,
+        device: torch.device,
+        addends: int = 0,
     ) -> None:
         self._ranks = ranks
         self._loss_slots = loss_slots
@@ -128,11 +178,12 @@ class Buffers:
             parameters * BINS if bins else 0,
             ranks.size * SLOT_SIZE,
             2 * loss_slots,
+            addends,
         )
         self._cuts = np.cumsum(sizes)[:-1]
         self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
         self._max = torch.zeros(parameters * len(MAX_COLUMNS), dtype=torch.float32, device=device)
-        rows, histogram, slots, losses = torch.split(self._sum, [*sizes])
+        rows, histogram, slots, losses, self.addends = torch.split(self._sum, [*sizes])
         self.rows = Rows(
             sums=rows.view(parameters, len(SUM_COLUMNS)),
             maxima=self._max.view(parameters, len(MAX_COLUMNS)),
@@ -153,9 +204,9 @@ class Buffers:
         return sum(t.numel() * t.element_size() for t in (self._sum, self._max))
 
     def put_telemetry(
-        self, values: Mapping[str, float], checksum: torch.Tensor | None, error: str
+        self, values: Mapping[str, float], checksums: torch.Tensor | None, error: str
     ) -> None:
-        """Fill this rank's slot and clear the others."""
+        """Fill this rank's slot and clear the others; `checksums` are int64 by replica class."""
         slot = self._host_slot.numpy()
         slot[:] = 0
         for name, value in values.items():
@@ -164,8 +215,9 @@ class Buffers:
         self._slots.zero_()
         mine = self._slots[self._ranks.rank]
         mine.copy_(self._host_slot, non_blocking=True)
-        if checksum is not None:
-            mine[_SLOT["checksum"]] = checksum
+        if checksums is not None:
+            first = _SLOT["checksum0"]
+            mine[first : first + len(checksums)] = checksums
 
     def put_losses(self, values: torch.Tensor, given: torch.Tensor) -> None:
         """Losses by step since the last observation, and 1 where this rank has one."""
@@ -194,7 +246,8 @@ class Buffers:
         if self._copied is not None:
             self._copied.wait()
         parameters = len(self.rows.sums)
-        rows, histogram, slot_part, loss_part = np.split(self._host_sum.numpy().copy(), self._cuts)
+        parts = np.split(self._host_sum.numpy().copy(), self._cuts)
+        rows, histogram, slot_part, loss_part, addends = parts
         slots = slot_part.reshape(self._ranks.size, SLOT_SIZE)
         loss_sum, loss_count = loss_part.reshape(2, self._loss_slots)[:, :steps]
         errors = (_unpack_text(slot[len(RANK_METRICS) :]) for slot in slots)
@@ -208,6 +261,7 @@ class Buffers:
             errors={rank: text for rank, text in enumerate(errors) if text},
             losses=losses,
             loss_given=loss_count > 0,
+            addends=addends,
         )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from csrc_triton.row_layout import GROUPS, RUN
 from distmon.layout import Shard
+from distmon.metrics import REPLICA_CLASSES
 
 # Rows of one chunk are processed together; 2**17 elements of float32 stay in a core's cache.
 CHUNK_ELEMENTS = 1 << 17
@@ -23,17 +24,37 @@ CHUNK_ELEMENTS = 1 << 17
 
 @dataclass(frozen=True)
 class Sample:
-    """The sampled elements of one parameter; slot s is element s % 8 of run s // 8."""
+    """Which elements of one parameter are read; slot s is element s % 8 of run s // 8.
 
-    indices: NDArray[np.int64]
-    expansion: float
-    """A sum over the sample times this is an unbiased estimate of the sum over the parameter."""
+    The indices are computed when asked for: kept for every parameter they would be 8 KB each, on
+    every rank.
+    """
+
+    name: str
     numel: int
+    runs: int
+    """Runs to read; more than the parameter has when it is read whole."""
+    seed: int
+    count: int
+    """Elements in the sample."""
 
     @property
     def whole(self) -> bool:
         """Whether every element is read, so that nothing is estimated."""
-        return len(self.indices) == self.numel and self.expansion == 1.0
+        return self.numel <= self.runs * RUN
+
+    @property
+    def expansion(self) -> float:
+        """A sum over the sample times this is an unbiased estimate of the sum over all elements."""
+        return 1.0 if self.whole else -(-self.numel // RUN) / self.runs
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """Flat indices into the unsharded parameter, in slot order."""
+        if self.whole:
+            return np.arange(self.numel, dtype=np.int64)
+        starts = _run_numbers(self.name, self.numel, self.runs, self.seed, 0) * RUN
+        return (starts[:, None] + np.arange(RUN)).reshape(-1)[: self.count]
 
 
 def choose(name: str, numel: int, sample_size: int, seed: int) -> Sample:
@@ -43,24 +64,32 @@ def choose(name: str, numel: int, sample_size: int, seed: int) -> Sample:
     wanted; stratum k contributes the run under a uniformly chosen point of it. The points have the
     same density everywhere, so every run is equally likely to be read and sums are unbiased.
     """
-    wanted = -(-sample_size // RUN)
-    if numel <= wanted * RUN:
-        return Sample(np.arange(numel, dtype=np.int64), 1.0, numel)
+    runs = -(-sample_size // RUN)
+    count = min(numel, runs * RUN)
+    if numel > count:
+        # Only the very last run of a parameter may have fewer than 8 elements.
+        last = int(_run_numbers(name, numel, runs, seed, runs - 1)[0])
+        count = (runs - 1) * RUN + min(RUN, numel - last * RUN)
+    return Sample(name, numel, runs, seed, count)
+
+
+def _run_numbers(name: str, numel: int, runs: int, seed: int, first: int) -> NDArray[np.int64]:
+    """The runs that the strata from `first` on contribute."""
     available = -(-numel // RUN)
-    stratum = np.arange(wanted, dtype=np.float64)
-    points = (stratum + _uniform(name, seed, wanted)) * (available / wanted)
-    runs = np.minimum(points.astype(np.int64), available - 1)
-    indices = (runs[:, None] * RUN + np.arange(RUN)).reshape(-1)
-    return Sample(indices[indices < numel], available / wanted, numel)
+    stratum = np.arange(first, runs, dtype=np.float64)
+    points = (stratum + _uniform(name, seed, first, runs)) * (available / runs)
+    # Rounding must not carry a point beyond its stratum, least of all into the short last run.
+    last = np.where(stratum < runs - 1, available - 2, available - 1)
+    return np.minimum(points.astype(np.int64), last)
 
 
-def _uniform(name: str, seed: int, count: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) that depend on the name and the seed only (splitmix64)."""
+def _uniform(name: str, seed: int, first: int, end: int) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1) by name, seed and place in the sequence only (splitmix64)."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         z = np.uint64(int.from_bytes(digest, "little")) + golden * np.arange(
-            1, count + 1, dtype=np.uint64
+            first + 1, end + 1, dtype=np.uint64
         )
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -104,8 +133,10 @@ class SamplePlan:
     """float32, or float64 when a weight is: what samples are held in."""
     plan_hash: int
     """48 bits; equal on two ranks exactly when they sample the same elements."""
-    region_key: int
-    """48 bits; equal on two ranks that hold the same pieces."""
+    region_keys: tuple[int, ...]
+    """48 bits by replica class; equal on two ranks that hold the same pieces, 0 without a piece."""
+    replica_class: torch.Tensor
+    """int64 [parameters]: index into `region_keys`."""
 
     @property
     def nbytes(self) -> int:
@@ -117,10 +148,21 @@ class SamplePlan:
 
 
 def build_plan(
-    shards: Sequence[Shard], sample_size: int, seed: int, device: torch.device
+    shards: Sequence[Shard],
+    sample_size: int,
+    seed: int,
+    device: torch.device,
+    exact: bool = False,
 ) -> SamplePlan:
-    """Choose every sample and lay out the part that this rank holds."""
-    samples = tuple(choose(s.name, s.numel, sample_size, seed) for s in shards)
+    """Choose every sample and lay out the part that this rank holds.
+
+    `exact`: weights and gradients will be read whole beside the sample. Gradients that have to be
+    added over ranks can only travel as a sample, so theirs is everything then.
+    """
+    samples = tuple(
+        choose(s.name, s.numel, s.numel if exact and s.may_be_addend else sample_size, seed)
+        for s in shards
+    )
     placed = [_place(shard, sample) for shard, sample in zip(shards, samples, strict=True)]
     dtype = torch.float64 if any(s.dtype == torch.float64 for s in shards) else torch.float32
     # Rows of similar width share a chunk, so that padding stays small.
@@ -143,9 +185,10 @@ def build_plan(
         chunks.append(_chunk(rows, table, *views, [shards[r].dtype for r in rows]))
         begin = end
     what = [
-        f"{s.name}{s.global_shape}{x.expansion}{len(x.indices)}"
+        f"{s.name}{s.global_shape}{x.expansion}{x.count}"
         for s, x in zip(shards, samples, strict=True)
     ]
+    keys, classes = _replica_classes(shards)
     return SamplePlan(
         names=tuple(s.name for s in shards),
         samples=samples,
@@ -155,8 +198,27 @@ def build_plan(
         device=device,
         dtype=dtype,
         plan_hash=hash48(f"{seed}", *what),
-        region_key=hash48(*(f"{s.name}:{s.region.key()}" for s in shards)),
+        region_keys=keys,
+        replica_class=torch.from_numpy(classes).to(device),
     )
+
+
+def _replica_classes(shards: Sequence[Shard]) -> tuple[tuple[int, ...], NDArray[np.int64]]:
+    """Split the shards by how they are spread over ranks; a key and the class of each.
+
+    A model may be sharded in one part and replicated in another, and only what is replicated over
+    the same ranks can be compared as one. Beyond REPLICA_CLASSES ways to spread the rest share the
+    last class: what they hold is compared less often, never wrongly.
+    """
+    held = sorted({s.spread for s in shards if s.parameters})
+    number = {spread: min(i, REPLICA_CLASSES - 1) for i, spread in enumerate(held)}
+    members: list[list[str]] = [[] for _ in range(REPLICA_CLASSES)]
+    classes = np.zeros(len(shards), dtype=np.int64)
+    for i, shard in enumerate(shards):
+        if shard.parameters:
+            classes[i] = number[shard.spread]
+            members[classes[i]].append(f"{shard.name}:{shard.region.key()}")
+    return tuple(hash48(*texts) if texts else 0 for texts in members), classes
 
 
 def hash48(*texts: str) -> int:

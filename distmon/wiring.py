@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from distmon.catalogue import complete, describe, exchange, merge
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, LayoutError
 from distmon.layout import Shard, capture
 from distmon.monitor import Monitor
-from distmon.observer import Observer
+from distmon.observer import AGREED, Observer
 from distmon.ownership import Ownership
 from distmon.reduce import Ranks
 from distmon.reporter import Reporter
@@ -28,13 +29,18 @@ from distmon.sinks import Delivery, build_factories
 PICK_UP_AFTER = 2
 
 
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+Config = MonitorConfig | Mapping[str, Any] | str | os.PathLike[str] | None
+
+
 def attach(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
-    config: MonitorConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: Optimizers,
+    config: Config = None,
     *,
     hooks: bool = True,
     console: Console | None = None,
+    rename: Callable[[str], str] = str,
     **overrides: Any,
 ) -> Monitor:
     """Watch `model` while `optimizer` (or several) trains it.
@@ -43,6 +49,9 @@ def attach(
     mapping, a YAML or JSON file, or a `MonitorConfig`; keyword arguments override its keys. With
     `hooks=False` the trainer calls `before_step()` and `after_step()` itself. `console` is where
     the console sink prints; pass that of your progress bar. A mistake is a `DistmonError`.
+
+    Of a pipeline each rank gives its own stage, or a list of them. A parameter is known by its name
+    in the whole model; where stages count their layers from 0, `rename` gives that name.
     """
     # Whatever is wrong on one rank, all of them meet in `agree` and stop together.
     problem: Exception | None = None
@@ -54,11 +63,21 @@ def attach(
     if not settings.enabled:
         return SilentMonitor()
     ranks = Ranks(settings.timeout_s)
+    device = _device_of(model)
+    shards: list[Shard] = []
     monitor: Monitor | None = None
-    agreement, device = 0, _device_of(model)
+    agreement = dict.fromkeys(AGREED, 0)
     if problem is None:
         try:
-            monitor, agreement = _build(model, optimizer, settings, ranks, console)
+            shards = capture(model, settings.include, settings.exclude, rename)
+            _check_devices(shards)
+        except Exception as error:
+            problem = error
+    lists = exchange(ranks, describe(shards), device)
+    if problem is None:
+        try:
+            shards = complete(merge(lists), shards, device)
+            monitor, agreement = _build(shards, optimizer, settings, ranks, console)
         except Exception as error:
             problem = error
     try:
@@ -76,17 +95,15 @@ def attach(
 
 
 def _build(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
+    shards: Sequence[Shard],
+    optimizer: Optimizers,
     settings: MonitorConfig,
     ranks: Ranks,
     console: Console | None,
-) -> tuple[Monitor, int]:
-    """Everything that needs no other rank; also the hash of what must be equal on all of them."""
+) -> tuple[Monitor, dict[str, int]]:
+    """Everything that needs no other rank; also hashes of what must be equal on all of them."""
     active = configure(BUILTIN, settings.rules)
     frozen_ratio = next((a.limits["ratio"] for a in active if a.rule.name == "frozen"), 1e-12)
-    shards = capture(model, settings.include, settings.exclude)
-    _check_devices(shards)
     optimizers = _as_list(optimizer)
     observer = Observer(shards, Ownership(shards, optimizers), ranks, settings, frozen_ratio)
     reporter = None
@@ -118,7 +135,7 @@ def _reporter(
             "shape": list(shard.global_shape),
             "dtype": str(shard.dtype).removeprefix("torch."),
             "requires_grad": shard.requires_grad(),
-            "sampled": len(sample.indices),
+            "sampled": sample.count,
         }
         for shard, sample in zip(shards, plan.samples, strict=True)
     ]
@@ -130,6 +147,11 @@ def _reporter(
 
 
 def _check_devices(shards: Sequence[Shard]) -> None:
+    for shard in shards:
+        if shard.weight().is_meta:
+            raise LayoutError(
+                f"parameter {shard.name} is on the meta device: attach after it has storage"
+            )
     devices = {shard.weight().device for shard in shards}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
@@ -139,9 +161,7 @@ def _check_devices(shards: Sequence[Shard]) -> None:
         )
 
 
-def _as_list(
-    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
-) -> list[torch.optim.Optimizer]:
+def _as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         return []
     if isinstance(optimizer, Iterable):
@@ -149,8 +169,11 @@ def _as_list(
     return [optimizer]  # what is no optimizer at all is named by Ownership
 
 
-def _device_of(model: torch.nn.Module) -> torch.device:
+def _device_of(model: object) -> torch.device:
     """Where the ranks' first collective takes place, also when the model is nothing of use."""
-    parameters = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
-    first = next(parameters, None)
-    return torch.device("cpu") if first is None or first.is_meta else first.device
+    modules = model if isinstance(model, list | tuple) else [model]
+    for module in modules:
+        if isinstance(module, torch.nn.Module):
+            for parameter in module.parameters():
+                return torch.device("cpu") if parameter.is_meta else parameter.device
+    return torch.device("cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,16 @@ def _troubles(rank: int, _: int, folder: str) -> dict[str, Any]:
         distmon.attach(other, optimizer, **quiet(Path(folder) / "c"))
     except PlanMismatchError as error:
         found["mismatch"] = str(error)
-    # So are settings that differ, and a mistake on one rank only.
+    # So are versions and settings that differ, and a mistake on one rank only.
+    real = metadata.version
+    if rank == 1:
+        metadata.version = lambda _: "0.0.1"
+    optimizer = torch.optim.AdamW(model.parameters())
+    try:
+        distmon.attach(model, optimizer, **quiet(Path(folder) / "c"))
+    except PlanMismatchError as error:
+        found["version"] = str(error)
+    metadata.version = real
     for name, settings in (
         ("interval", {"interval": 2 + rank}),
         ("percentiles", {"percentiles": rank != 1}),
@@ -244,10 +254,13 @@ def test_what_goes_wrong_on_one_rank_is_named_on_all(tmp_path: Path) -> None:
         assert (nonfinite.step, nonfinite.param_count) == (7, 1)
         (place,) = nonfinite.places
         assert (place.param, place.rank, place.grad_nan) == ("2.bias", 1, 1)
-        assert found["mismatch"].startswith("rank 0 would observe other parameters")
-        assert "would observe other parameters, shapes or settings" in found["interval"]
-        assert found["percentiles"].startswith("rank 1 would observe")
-        assert found["rules"].startswith("rank 2 would observe")
+        assert found["mismatch"].startswith(
+            "0.weight is float32 (97, 32) on rank 0 and float32 (96, 32) on rank 1"
+        )
+        assert "would observe with other settings" in found["interval"]
+        assert found["version"].startswith("rank 1 would observe with other versions")
+        assert found["percentiles"].startswith("rank 1 would observe with other settings")
+        assert found["rules"].startswith("rank 2 would observe with other settings")
         typo = 'unknown key "intervall"' if rank == 1 else "rank 1 could not attach"
         assert typo in found["typo"]
         assert found["closed"]

@@ -7,7 +7,7 @@ import torch
 from distmon.layout.shard import Everything, Shard
 
 
-def plain_shard(name: str, parameter: torch.nn.Parameter) -> Shard:
+def plain_shard(name: str, parameter: torch.Tensor) -> Shard:
     """The shard of an ordinary parameter."""
     strided = torch.strided
 
@@ -31,5 +31,6 @@ def plain_shard(name: str, parameter: torch.nn.Parameter) -> Shard:
         requires_grad=lambda: parameter.requires_grad,
         grad_is_unreadable=is_sparse,
         parameters=(parameter,),
-        is_parameter=True,
+        paths=("", "grad"),
+        spread="whole",
     )

@@ -32,8 +32,6 @@ class Probe(Protocol):
 
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None: ...
 
-    def checksum(self) -> torch.Tensor: ...
-
 
 def choose_probe(
     backend: Backend, plan: SamplePlan, shards: Sequence[Shard], exact: bool = False

@@ -36,7 +36,6 @@ class TorchProbe:
         self._multipliers = odd_multipliers(
             max((c.offsets.shape[1] for c in plan.chunks), default=0), plan.device
         )
-        self._row_multipliers = odd_multipliers(len(shards), plan.device)
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=plan.device)
 
     @torch.no_grad()
@@ -68,10 +67,6 @@ class TorchProbe:
             rows.sums[i, SUM["whole_count"]] = weight.numel()
             if grad is not None:
                 rows.sums[i, SUM["whole_nonzero"]] = torch.count_nonzero(grad)
-
-    def checksum(self) -> torch.Tensor:
-        """48 bits over all sampled weights of this rank, as a 0-dim int64 tensor."""
-        return (self.row_checksums * self._row_multipliers).sum() & ((1 << 48) - 1)
 
 
 class _Block:

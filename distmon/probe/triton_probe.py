@@ -18,7 +18,6 @@ from csrc_triton.tables import RowOutputs, RowTables
 from distmon.layout import Shard
 from distmon.probe.address_table import AddressTable, is_dense
 from distmon.probe.rows import Rows
-from distmon.probe.torch_twin import odd_multipliers
 from distmon.sampling import SamplePlan
 
 
@@ -53,7 +52,6 @@ class TritonProbe:
             self._exact = ExactTables.build([s.weight().numel() for s in shards], device)
             self._exact_addresses = torch.zeros_like(self._addresses.table)
         self._copies: list[torch.Tensor] = []
-        self._multipliers = odd_multipliers(len(shards), device)
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=device)
 
     @torch.no_grad()
@@ -84,10 +82,6 @@ class TritonProbe:
             rows.sums[i, SUM["whole_count"]] = self._shards[i].weight().numel()
             if grad is not None:
                 rows.sums[i, SUM["whole_nonzero"]] = torch.count_nonzero(grad)
-
-    def checksum(self) -> torch.Tensor:
-        """48 bits over all sampled weights of this rank, as a 0-dim int64 tensor."""
-        return (self.row_checksums * self._multipliers).sum() & ((1 << 48) - 1)
 
     def _dense_addresses(self) -> torch.Tensor:
         """Addresses for the exact pass, which reads memory from one end to the other.

@@ -22,7 +22,7 @@ def _tables(parameters: list[torch.nn.Parameter]) -> tuple[AddressTable, Address
     for chunk in plan.chunks:
         for k, row in enumerate(chunk.rows):
             rows[row] = chunk.offsets[k]
-    slow = [replace(shard, is_parameter=False) for shard in shards]
+    slow = [replace(shard, paths=None) for shard in shards]
     return AddressTable(shards, rows), AddressTable(slow, rows)
 
 

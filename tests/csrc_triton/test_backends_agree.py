@@ -43,7 +43,7 @@ def agree(cases: list[Case], sample: int, exact: bool) -> None:
     kept = torch.tensor([not n for n in nan])
     assert torch.equal(triton_probe.row_checksums[kept], torch_probe.row_checksums[kept])
     if not any(nan):
-        assert torch.equal(triton_probe.checksum(), torch_probe.checksum())
+        assert torch.equal(triton_probe.row_checksums, torch_probe.row_checksums)
     # Both add n numbers in fp64 in some order; a sum's error is relative to the magnitudes.
     for column, name in enumerate(SUM_COLUMNS):
         if column in EXACT:

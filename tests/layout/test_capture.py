@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import distmon
 from distmon.errors import LayoutError
 from distmon.layout import capture
 from distmon.layout.names import clean_name
@@ -58,8 +59,18 @@ def test_what_cannot_be_observed_is_said_in_one_sentence() -> None:
         capture(nn.ReLU())
     with pytest.raises(LayoutError, match=r"torch\.nn\.Module, not a dict"):
         capture({})  # type: ignore[arg-type]
-    with torch.device("meta"), pytest.raises(LayoutError, match="meta device"):
-        capture(nn.Linear(2, 2))
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(LayoutError, match=r"weight is on the meta device"):
+        distmon.attach(model, None, sinks=[])
+    with pytest.raises(LayoutError, match=r"two parameters of this rank are called weight"):
+        capture([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+
+def test_stages_of_one_rank_under_the_names_of_the_whole_model() -> None:
+    stages = [nn.ModuleDict({"1": nn.Linear(2, 2)}), nn.ModuleDict({"3": nn.Linear(2, 2)})]
+    names = [shard.name for shard in capture(stages, rename=lambda name: f"blocks.{name}")]
+    assert names == ["blocks.1.weight", "blocks.1.bias", "blocks.3.weight", "blocks.3.bias"]
 
 
 def test_sparse_gradients_are_left_out_and_said_to_be() -> None:

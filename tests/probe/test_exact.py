@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from reference import reference_bins, reference_row
@@ -12,7 +11,7 @@ from distmon.layout import capture
 from distmon.probe import TorchProbe
 from distmon.probe.exact import PIECE_ELEMENTS, nonfinite_counts, pieces
 from distmon.reduce import Buffers, Ranks
-from distmon.sampling import Sample, build_plan
+from distmon.sampling import build_plan, choose
 
 CPU = torch.device("cpu")
 
@@ -34,7 +33,7 @@ def test_exact_columns_cover_every_element(dtype: torch.dtype) -> None:
     probe.snapshot()
     probe.measure(rows, torch.ones(len(params), dtype=torch.float64))
     for i, parameter in enumerate(params):
-        whole = Sample(np.arange(sizes[i]), 1.0, sizes[i])
+        whole = choose("", sizes[i], max(1, sizes[i]), 0)
         sums, maxima = reference_row(parameter, parameter, parameter.grad, whole)
         for name in ("count", "nan", "inf"):
             for what in "wg":

@@ -130,7 +130,7 @@ def test_strides_do_not_matter(layout: str) -> None:
         probe.snapshot()
         parameter.data.mul_(1.01)
         probe.measure(rows, torch.ones(1, dtype=torch.float64))
-        found.append((rows.sums.clone(), rows.maxima.clone(), probe.checksum()))
+        found.append((rows.sums.clone(), rows.maxima.clone(), probe.row_checksums.clone()))
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
 
@@ -144,11 +144,11 @@ def test_checksum_sees_one_bit_and_one_swap() -> None:
 
     def checksum() -> int:
         probe.measure(rows, applied)
-        return int(probe.checksum())
+        return int(probe.row_checksums.sum())
 
     first = checksum()
     assert first == checksum()
-    assert 0 < first < 2**48
+    assert first != 0
     i, j = plan.samples[0].indices[[5, 900]].tolist()
     bits = parameter.data.view(torch.int32)
     bits[i] ^= 1
