@@ -70,7 +70,6 @@ class Monitor:
         self._lr: float | None = None
         # One step: what the optimizers did. None stands for "all of them".
         self._snapshots: list[Optimizer | None] = []
-        self._measured: list[Optimizer | None] = []
         self._ran = False
         self._tells_steps = bool(optimizers)
         # Since the last observation.
@@ -122,10 +121,9 @@ class Monitor:
             self._watch.skipped(self._completed + self._stride)
         if not self._snapshots or not _contains(self._snapshots, optimizer):
             return
-        if not _contains(self._measured, optimizer):
-            begin = self._now()
-            self._measure(optimizer, ran=True)
-            self._seconds += self._now() - begin
+        begin = self._now()
+        self._measure(optimizer, ran=True)
+        self._seconds += self._now() - begin
 
     def check(self, *, loss: Number | None = None, grad_norm: Number | None = None) -> None:
         """Show the monitor numbers that cover everything, as soon as they are there.
@@ -172,7 +170,7 @@ class Monitor:
             self._observe()
         if self._started is not None and self._completed >= self._started + self._lag:
             self._collect()
-        self._snapshots, self._measured, self._ran = [], [], False
+        self._snapshots, self._ran = [], False
         self._seconds += self._now() - begin
 
     def state_dict(self) -> dict[str, Any]:
@@ -297,7 +295,6 @@ class Monitor:
             self._observer.measure(optimizer, ran)
         except Exception as error:
             self._fault("measure", error)
-        self._measured.append(optimizer)
 
     def _observe(self) -> None:
         """Enter the collectives, on every rank, whatever happened here."""

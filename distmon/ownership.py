@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -20,10 +21,15 @@ class Ownership:
     """
 
     def __init__(
-        self, shards: Sequence[Shard], optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        shards: Sequence[Shard],
+        optimizers: Sequence[torch.optim.Optimizer],
+        groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
     ) -> None:
+        """`groups`: the param groups of all optimizers, where the optimizers' own do not tell."""
+        self.optimizers = optimizers
         self._shards = shards
-        self._optimizers = optimizers
+        self._groups = groups or self._groups_of_optimizers
         # One tensor of an optimizer may hold pieces of many parameters.
         self._held: dict[int, list[int]] = {}
         for i, shard in enumerate(shards):
@@ -48,23 +54,25 @@ class Ownership:
         numbers = table.numpy()
         numbers[:, 0] = [bool(shard.parameters) for shard in self._shards]
         numbers[:, 1] = [bool(s.parameters) and s.requires_grad() for s in self._shards]
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                lr = group.get("lr", float("nan"))
-                value = host_value(lr) if on_host(lr) else float("nan")
-                for row in self._rows(group["params"]):
-                    numbers[row, 2:4] = 1, value
+        for group in self._groups():
+            lr = group.get("lr", float("nan"))
+            value = host_value(lr) if on_host(lr) else float("nan")
+            for row in self._rows(group["params"]):
+                numbers[row, 2:4] = 1, value
         numbers[:, 4] = [shard.grad_is_unreadable() for shard in self._shards]
         return table
 
     def rows_of(self, optimizer: torch.optim.Optimizer) -> set[int]:
-        """The parameters that this optimizer owns."""
+        """The parameters that this optimizer steps, according to its param groups now."""
         return {row for group in optimizer.param_groups for row in self._rows(group["params"])}
 
     def unowned(self) -> set[int]:
         """The parameters that no optimizer owns."""
-        owned = (self.rows_of(optimizer) for optimizer in self._optimizers)
+        owned = (self._rows(group["params"]) for group in self._groups())
         return set(range(len(self._shards))).difference(*owned)
+
+    def _groups_of_optimizers(self) -> Iterable[Mapping[str, Any]]:
+        return (group for optimizer in self.optimizers for group in optimizer.param_groups)
 
     def _rows(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         return [row for p in tensors for row in self._held.get(id(p), ())]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,10 +50,11 @@ class Ranks:
 
         self._told_at = self._board() if self.together else None
 
-    def _board(self) -> dist.Store:
+    def _board(self) -> Any:
         """A place of the monitor's own in the job's key-value store, used after a failure only."""
-        store = dist.distributed_c10d._get_default_store()
-        return dist.PrefixStore(f"distmon/{self._group.group_name}", store)
+        c10d: Any = dist.distributed_c10d
+        name = getattr(self._group, "group_name", "")
+        return c10d.PrefixStore(f"distmon/{name}", c10d._get_default_store())
 
     def whereabouts(self, step: int, patience_s: float = 5.0) -> str:
         """After a failed collective: who got how far, in words. Waits a few seconds at most.

@@ -53,6 +53,33 @@ def attach(
     Of a pipeline each rank gives its own stage, or a list of them. A parameter is known by its name
     in the whole model; where stages count their layers from 0, `rename` gives that name.
     """
+    return watch(
+        lambda settings: capture(model, settings.include, settings.exclude, rename),
+        _device_of(model),
+        optimizer,
+        config,
+        hooks=hooks,
+        console=console,
+        **overrides,
+    )
+
+
+def watch(
+    find_shards: Callable[[MonitorConfig], list[Shard]],
+    device: torch.device,
+    optimizer: Optimizers,
+    config: Config = None,
+    *,
+    hooks: bool = True,
+    console: Console | None = None,
+    groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+    **overrides: Any,
+) -> Monitor:
+    """`attach` for whoever knows the shards of this rank better than a look at the model tells.
+
+    `find_shards` is called with the valid settings. `groups` gives the param groups of all
+    optimizers, where those of `optimizer` are not what the user set up.
+    """
     # Whatever is wrong on one rank, all of them meet in `agree` and stop together.
     problem: Exception | None = None
     settings = MonitorConfig()
@@ -63,13 +90,12 @@ def attach(
     if not settings.enabled:
         return SilentMonitor()
     ranks = Ranks(settings.timeout_s)
-    device = _device_of(model)
     shards: list[Shard] = []
     monitor: Monitor | None = None
     agreement = dict.fromkeys(AGREED, 0)
     if problem is None:
         try:
-            shards = capture(model, settings.include, settings.exclude, rename)
+            shards = find_shards(settings)
             _check_devices(shards)
         except Exception as error:
             problem = error
@@ -77,7 +103,8 @@ def attach(
     if problem is None:
         try:
             shards = complete(merge(lists), shards, device)
-            monitor, agreement = _build(shards, optimizer, settings, ranks, console)
+            ownership = Ownership(shards, _as_list(optimizer), groups)
+            monitor, agreement = _build(shards, ownership, settings, ranks, console)
         except Exception as error:
             problem = error
     try:
@@ -96,7 +123,7 @@ def attach(
 
 def _build(
     shards: Sequence[Shard],
-    optimizer: Optimizers,
+    ownership: Ownership,
     settings: MonitorConfig,
     ranks: Ranks,
     console: Console | None,
@@ -104,8 +131,7 @@ def _build(
     """Everything that needs no other rank; also hashes of what must be equal on all of them."""
     active = configure(BUILTIN, settings.rules)
     frozen_ratio = next((a.limits["ratio"] for a in active if a.rule.name == "frozen"), 1e-12)
-    optimizers = _as_list(optimizer)
-    observer = Observer(shards, Ownership(shards, optimizers), ranks, settings, frozen_ratio)
+    observer = Observer(shards, ownership, ranks, settings, frozen_ratio)
     reporter = None
     if ranks.rank == 0:
         reporter = _reporter(settings, shards, observer.plan, ranks, console)
@@ -115,7 +141,7 @@ def _build(
         watch=SignalWatch(shards),
         rules=RuleEngine(active),
         ranks=ranks,
-        optimizers=optimizers,
+        optimizers=ownership.optimizers,
         reporter=reporter,
         pick_up_after=0 if observer.plan.device.type == "cpu" else PICK_UP_AFTER,
     )
