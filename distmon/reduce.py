@@ -9,7 +9,7 @@ travels as text inside the rank's slot, so nobody waits for anybody.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -64,25 +64,30 @@ class Ranks:
         """
         if self._told_at is None:
             return ""
-        steps: dict[int, int] = {self.rank: step}
+        steps, told = {self.rank: step}, {self.rank: time.time()}
         others = [rank for rank in range(self.size) if rank != self.rank]
         # The store may be gone with the process that served it; then nothing is known.
         with suppress(Exception):
-            self._told_at.set(str(self.rank), str(step))
+            self._told_at.set(str(self.rank), f"{step} {told[self.rank]}")
             deadline = time.monotonic() + patience_s
             while len(steps) < self.size and time.monotonic() < deadline:
                 for rank in others:
                     if rank not in steps and self._told_at.check([str(rank)]):
-                        steps[rank] = int(self._told_at.get(str(rank)))
+                        at, when = self._told_at.get(str(rank)).split()
+                        steps[rank], told[rank] = int(at), float(when)
                 time.sleep(0.05)
-        silent = [str(rank) for rank in others if rank not in steps]
-        at = sorted({*steps.values()})
-        places = "; ".join(
-            f"rank {', '.join(str(r) for r in sorted(steps) if steps[r] == s)} at step {s}"
-            for s in at
+        words = [
+            f"rank {_listed(r for r in sorted(steps) if steps[r] == at)} at step {at}"
+            for at in sorted({*steps.values()})
+        ]
+        if silent := [rank for rank in others if rank not in steps]:
+            words.append(f"rank {_listed(silent)} did not come")
+        late = told[self.rank] - max(
+            (told[r] for r in others if r in told), default=told[self.rank]
         )
-        missing = f"; rank {', '.join(silent)} did not come" if silent else ""
-        return f"{places}{missing}"
+        if late > patience_s / 2:
+            words.append(f"rank {self.rank} came {late:.0f} s after the others had given up")
+        return "; ".join(words)
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce in place; on CUDA it is queued on the current stream and returns at once."""
@@ -265,6 +270,10 @@ class Buffers:
             loss_given=loss_count > 0,
             addends=addends,
         )
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _pack_text(text: str) -> list[float]:
