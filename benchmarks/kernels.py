@@ -19,14 +19,19 @@ from functools import partial
 from importlib import import_module
 
 import torch
+import torch.distributed as dist
 import triton
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from csrc_triton import sampled_stats, snapshot
 from csrc_triton.compile_report import TARGETS, Resources, compile_all
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, RUN, SUM_COLUMNS
 from csrc_triton.tables import ADDRESS_COLUMNS
+from distmon.layout import Shard as LayoutShard
+from distmon.layout.dtensor import dtensor_shard
 from distmon.layout.plain import plain_shard
-from distmon.layout.shard import Shard
 from distmon.probe import Rows
 from distmon.probe.triton_probe import TritonProbe
 from distmon.sampling import build_plan
@@ -99,9 +104,19 @@ class StubbedLaunch:
         return launch
 
 
-def make_shards(count: int, device: torch.device) -> tuple[list[torch.nn.Parameter], list[Shard]]:
-    parameters = [torch.nn.Parameter(torch.randn(64, device=device)) for _ in range(count)]
-    return parameters, [plain_shard(f"p{i}", p) for i, p in enumerate(parameters)]
+def plain_parameter() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.randn(64))
+
+
+def sharded_parameter() -> torch.nn.Parameter:
+    """As `fully_shard` makes them: a DTensor of which this rank holds one piece."""
+    mesh = init_device_mesh("cpu", (2,))
+    return torch.nn.Parameter(DTensor.from_local(torch.randn(64), mesh, [Shard(0)]))
+
+
+def sharded_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    spec = parameter._spec  # type: ignore[attr-defined]
+    return DTensor(torch.zeros(64), spec, requires_grad=False)  # type: ignore[abstract]
 
 
 def make_rows(count: int, device: torch.device) -> Rows:
@@ -118,38 +133,56 @@ def host_time() -> None:
     real = snapshot.snapshot_kernel, sampled_stats.sampled_stats_kernel
     snapshot.snapshot_kernel = StubbedLaunch(counted, "snapshot")
     sampled_stats.sampled_stats_kernel = StubbedLaunch(counted, "statistics")
-    device = torch.device("cpu")
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     print(
         "\nhost time of an observation, launches stubbed, all gradients new (median, least of 30)"
     )
     try:
         for count, target in ((10, None), (1000, 0.5), (10_000, 5.0)):
-            parameters, shards = make_shards(count, device)
-            probe = TritonProbe(build_plan(shards, 64, 0, device), shards)
-            rows, applied = make_rows(count, device), torch.ones(count, dtype=torch.float64)
-            times: dict[str, list[float]] = {"snapshot": [], "measure": [], "read p.grad": []}
-            counted.clear()
-            for _ in range(30):
-                for p in parameters:
-                    p.grad = torch.zeros(64)
-                for name, call in (
-                    ("read p.grad", lambda s=shards: [x.grad() for x in s]),
-                    ("snapshot", probe.snapshot),
-                    ("measure", lambda p=probe, r=rows, a=applied: p.measure(r, a)),
-                ):
-                    start = time.perf_counter()
-                    call()
-                    times[name].append((time.perf_counter() - start) * 1e3)
-            both = [a + b for a, b in zip(times["snapshot"], times["measure"], strict=True)]
-            parts = ", ".join(f"{k} {statistics.median(v):.2f}" for k, v in times.items())
-            goal = "" if target is None else f"; goal {target} ms"
-            per = {k: v / 30 for k, v in counted.items()}
-            print(
-                f"  {count:6} parameters: {statistics.median(both):6.2f} ms, least "
-                f"{min(both):.2f} ({parts}){goal}; launches {per}"
-            )
+            parameters = [plain_parameter() for _ in range(count)]
+            shards = [plain_shard(f"p{i}", p) for i, p in enumerate(parameters)]
+            time_host("plain", parameters, shards, lambda _: torch.zeros(64), counted, target)
+        parameters = [sharded_parameter() for _ in range(1000)]
+        shards = [dtensor_shard(f"p{i}", p, True) for i, p in enumerate(parameters)]  # type: ignore[arg-type]
+        time_host("fully_shard", parameters, shards, sharded_gradient, counted, 1.0)
     finally:
         snapshot.snapshot_kernel, sampled_stats.sampled_stats_kernel = real
+        dist.destroy_process_group()
+
+
+def time_host(
+    kind: str,
+    parameters: list[torch.nn.Parameter],
+    shards: list[LayoutShard],
+    gradient: Callable[[torch.nn.Parameter], torch.Tensor],
+    counted: Counter[str],
+    target: float | None,
+) -> None:
+    """Print one line; `target` is the goal in milliseconds."""
+    device, count = torch.device("cpu"), len(parameters)
+    probe = TritonProbe(build_plan(shards, 64, 0, device), shards)
+    rows, applied = make_rows(count, device), torch.ones(count, dtype=torch.float64)
+    times: dict[str, list[float]] = {"snapshot": [], "measure": [], "read p.grad": []}
+    counted.clear()
+    for _ in range(30):
+        for p in parameters:
+            p.grad = gradient(p)
+        for name, call in (
+            ("read p.grad", lambda: [s.grad() for s in shards]),
+            ("snapshot", probe.snapshot),
+            ("measure", lambda: probe.measure(rows, applied)),
+        ):
+            start = time.perf_counter()
+            call()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    both = [a + b for a, b in zip(times["snapshot"], times["measure"], strict=True)]
+    parts = ", ".join(f"{k} {statistics.median(v):.2f}" for k, v in times.items())
+    goal = "" if target is None else f"; goal {target} ms"
+    per = {k: v / 30 for k, v in counted.items()}
+    print(
+        f"  {count:6} parameters, {kind}: {statistics.median(both):6.2f} ms, least "
+        f"{min(both):.2f} ({parts}){goal}; launches {per}"
+    )
 
 
 def fused_norms(grads: list[torch.Tensor]) -> dict[str, Callable[[], object] | str]:
