@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ FLOW = (
     "sampling",
     "probe",
     "reduce",
+    "catalogue",
     "record",
     "derive",
     "localise",
@@ -39,6 +41,9 @@ FLOW = (
     "monitor",
     "silent",
     "wiring",
+    "deepspeed",
+    "attaching",
+    "verify",
     "cli",
 )
 
@@ -93,3 +98,13 @@ def test_importing_distmon_loads_no_optional_package() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert output.stdout.strip() == "[]"
+
+
+def test_only_the_layout_knows_about_parallelism() -> None:
+    words = re.compile(
+        r"[Ff][Ss][Dd][Pp]|fully_shard|DTensor|ZeRO|\bzero[0123]\b|[Pp]lacement|StridedShard"
+    )
+    for path in PACKAGE.rglob("*.py"):
+        if _part(path) != "layout":
+            found = words.findall(path.read_text())
+            assert not found, f"{path.relative_to(PACKAGE)} speaks of {found}"

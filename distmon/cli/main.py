@@ -51,6 +51,44 @@ def show(
     print_run(_console(), run, last)
 
 
+@app.command()
+def verify(
+    parallel: Annotated[
+        str,
+        typer.Option(
+            help="Configurations by name, comma-separated; globs are allowed: 'ddp*,pp'. "
+            "Default: all of them. --list shows the names."
+        ),
+    ] = "*",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own model as module:factory, importable from here. factory() returns "
+            "(model, batch) or (model, batch, loss); batch(step) is the global batch of a step, "
+            "loss(output, batch) a mean over its rows."
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="How many processes to start, at least 2.")] = 2,
+    steps: Annotated[int, typer.Option(help="How long to train; every 2nd is observed.")] = 6,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List the configurations and stop.")
+    ] = False,
+) -> None:
+    """Is the record the same however the model is distributed?
+
+    Trains a small model (or yours) unsharded in one process and distributed over gloo processes on
+    this machine, from the same seed and data in float64, and compares every column that the monitor
+    finds with the truth. A configuration that cannot run on so many ranks is skipped. Exit code 1
+    when one is off, 2 for a mistake in the options.
+    """
+    from distmon.cli.verify import print_configurations, print_verification
+
+    if show_list:
+        print_configurations(_console())
+    elif not print_verification(_console(), parallel, model, ranks, steps):
+        raise typer.Exit(1)
+
+
 def _console() -> Console:
     """As wide as the terminal; wide enough for the tables when there is none."""
     console = Console()

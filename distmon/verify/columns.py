@@ -1,0 +1,67 @@
+"""Which columns of a record are compared, and by what measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from distmon.metrics import GRAD_PERCENTILES
+
+KINDS: Final = ("weights", "gradients", "updates", "maxima", "percentiles", "counts", "loss")
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column of a record is compared."""
+
+    name: str
+    kind: str
+    scale: str
+    """Columns of the truth whose root mean square a difference is divided by; "" for none. A mean
+    is measured against its standard deviation and not against itself, since it may be zero."""
+    limit: str
+    """Which of the `Limits` holds; "" for equality."""
+
+
+def _moments(what: str, kind: str) -> Iterator[Column]:
+    yield Column(f"{what}_norm", kind, f"{what}_norm", kind)
+    yield Column(f"{what}_norm_stderr", kind, f"{what}_norm", kind)
+    if what != "update":
+        yield Column(f"{what}_mean", kind, f"{what}_mean {what}_std", kind)
+        yield Column(f"{what}_std", kind, f"{what}_mean {what}_std", kind)
+
+
+COLUMNS: Final = (
+    *_moments("weight", "weights"),
+    *_moments("grad", "gradients"),
+    *_moments("update", "updates"),
+    Column("update_ratio", "updates", "update_ratio", "updates"),
+    Column("update_lost_bound", "updates", "update_lost_bound", "updates"),
+    Column("weight_absmax", "maxima", "weight_absmax", "weights"),
+    Column("grad_min", "maxima", "grad_min grad_max", "gradients"),
+    Column("grad_max", "maxima", "grad_min grad_max", "gradients"),
+    Column("update_absmax", "maxima", "update_absmax", "updates"),
+    *(
+        Column(f"grad_p{q}", "percentiles", "grad_min grad_max", "gradients")
+        for q in GRAD_PERCENTILES
+    ),
+    *(
+        Column(name, "counts", "", "")
+        for name in (
+            *("weight_nan", "weight_inf", "grad_nan", "grad_inf"),
+            *("lr", "ndim", "requires_grad", "in_optimizer", "has_grad", "frozen"),
+        )
+    ),
+    Column("grad_zero_fraction", "counts", "", "bins"),
+    Column("update_lost_fraction", "counts", "", "bins"),
+)
+TOTALS: Final = {
+    "monitor/param_norm": "weights",
+    "monitor/grad_norm": "gradients",
+    "monitor/update_ratio_median": "updates",
+    "monitor/update_ratio_min": "updates",
+    "monitor/update_ratio_max": "updates",
+    "monitor/frozen_count": "counts",
+}
+"""Kinds of the metrics over all parameters."""

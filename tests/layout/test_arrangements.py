@@ -1,0 +1,113 @@
+"""Every arrangement trains like the unsharded model, with no monitor in sight.
+
+`distmon verify` blames the monitor for a difference, so the training itself must have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo_ranks import run_ranks
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from distmon.errors import ConfigError
+from distmon.layout.arrangements import ARRANGEMENTS, PLAIN, Arrangement, Workload, select
+from distmon.layout.arrangements.arrangement import BF16
+from distmon.layout.arrangements.example_model import example_workload
+from distmon.layout.names import clean_name
+
+STEPS = 2
+
+
+def _train(arrangement: Arrangement) -> tuple[list[float | None], dict[str, torch.Tensor], int]:
+    """Losses of this rank, the whole weights afterwards, and gradients that are still addends."""
+    torch.manual_seed(0)
+    arranged = arrangement.build(example_workload())
+    losses: list[float | None] = []
+    for step in range(1, STEPS + 1):
+        for module in arranged.modules:
+            module.zero_grad()
+        loss = arranged.backward(step)
+        losses.append(None if loss is None else float(loss))
+        gradients = [p.grad for m in arranged.modules for p in m.parameters()]
+        addends = sum(
+            any(placement.is_partial() for placement in getattr(gradient, "placements", ()))
+            for gradient in gradients
+        )
+        for optimizer in arranged.optimizers:
+            optimizer.step()
+    weights = {}
+    for module in arranged.modules:
+        whole = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True))
+        weights |= {clean_name(name): value.clone() for name, value in whole.items()}
+    return losses, weights, addends
+
+
+def _train_all(_: int, ranks: int) -> dict[str, Any]:
+    return {
+        name: _train(arrangement)
+        for name, arrangement in ARRANGEMENTS.items()
+        if arrangement is not PLAIN and not arrangement.misfit(ranks)
+    }
+
+
+def test_trained_like_the_unsharded_model() -> None:
+    losses, weights, _ = _train(PLAIN)
+    results = run_ranks(_train_all, 4)
+    for name in results[0]:
+        loose = ARRANGEMENTS[name].limits is BF16
+        merged: dict[str, torch.Tensor] = {}
+        for _, found, _ in (result[name] for result in results):
+            merged |= found
+        assert merged.keys() == weights.keys(), name
+        for parameter, value in merged.items():
+            # bfloat16 can turn the sign of a small gradient, and AdamW takes whole steps by it.
+            limit = 2 * STEPS * 3e-3 if loose else 1e-12
+            assert (value - weights[parameter]).abs().max() <= limit, (name, parameter)
+        told = [result[name][0] for result in results if result[name][0][0] is not None]
+        mean = torch.tensor(told, dtype=torch.float64).mean(0)
+        limit = 2e-2 if loose else 1e-12
+        torch.testing.assert_close(
+            mean, torch.tensor(losses, dtype=torch.float64), rtol=limit, atol=0
+        )
+    # Without this the case of gradients that ranks still have to add would not be covered.
+    assert results[0]["tp-sequence"][2] > 0
+
+
+def test_the_built_in_model_is_awkward() -> None:
+    sizes = {name: p.numel() for name, p in example_workload().model.named_parameters()}
+    shapes = [p.shape for p in example_workload().model.parameters()]
+    assert max(sizes.values()) > 1024 > min(sizes.values())
+    assert any(shape[0] % 2 for shape in shapes)
+    assert any(shape[0] < 2 for shape in shapes)
+
+
+def test_names_globs_and_order() -> None:
+    names = [a.name for a in select("pp, ddp*")]
+    assert names == [n for n in ARRANGEMENTS if n.startswith("ddp") or n == "pp"]
+    assert len(select("*")) == len(ARRANGEMENTS)
+    assert [a.name for a in select("fsdp+tp")] == ["fsdp+tp"]
+    with pytest.raises(ConfigError, match="did you mean"):
+        select("zero-redundanc")
+
+
+def test_units_are_the_children_unless_they_share_parameters() -> None:
+    class Model(nn.Module):
+        def __init__(self, share: bool) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4)])
+            self.gain = nn.Parameter(torch.ones(1))
+            if share:
+                self.first.weight = self.blocks[2].weight
+
+    def units(share: bool) -> tuple[str, ...]:
+        return Workload(Model(share), torch.ones, lambda output, _: output).units
+
+    assert units(share=False) == ("first", "blocks.0", "blocks.2")
+    assert units(share=True) == ()
+    assert not dist.is_initialized()
