@@ -64,6 +64,12 @@ class RuleConfig(BaseModel):
     """Consecutive observations before it fires."""
     cooldown: int | None = Field(default=None, ge=0)
     """Observations of silence about the same thing after it fired."""
+    when: str | None = None
+    """Makes a rule of your own: a condition over metrics, see docs/rules.md."""
+    message: str | None = None
+    """What an alert of your own rule says; `{metric}` stands for a value."""
+    advice: NameList = ()
+    """What an alert of your own rule advises."""
 
 
 class MonitorConfig(_Section):

@@ -42,6 +42,13 @@ class ParamTable:
     def __len__(self) -> int:
         return len(self.names)
 
+    def row(self, name: str) -> dict[str, float]:
+        """All statistics of one parameter; KeyError when there is none of that name."""
+        if name not in self.names:
+            raise KeyError(name)
+        at = self.names.index(name)
+        return {metric: float(column[at]) for metric, column in self.columns.items()}
+
 
 @dataclass(frozen=True)
 class NonFinite:

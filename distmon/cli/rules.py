@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from distmon.config import load_config
-from distmon.rules import BUILTIN, configure
+from distmon.rules import BUILTIN, configure, with_users_rules
 
 _COLOURS = {"info": "cyan", "warning": "yellow", "critical": "red"}
 
@@ -16,12 +16,13 @@ _COLOURS = {"info": "cyan", "warning": "yellow", "critical": "red"}
 def print_rules(console: Console, config: Path | None) -> None:
     """Print every rule as `config` (or the default) sets it; switched-off ones say so."""
     settings = load_config(config).rules
-    active = {a.rule.name: a for a in configure(BUILTIN, settings)}
+    rules = with_users_rules(BUILTIN, settings)
+    active = {a.rule.name: a for a in configure(rules, settings)}
     table = Table(title="distmon rules", show_lines=True)
     for heading in ("rule", "severity", "fires when", "thresholds", "patience", "cooldown"):
         table.add_column(heading, no_wrap=heading == "rule")
     table.add_column("advice", ratio=2)
-    for rule in BUILTIN:
+    for rule in rules:
         setting = active.get(rule.name)
         if setting is None:
             table.add_row(rule.name, "[dim]off[/]", rule.summary, "", "", "", "")

@@ -2,6 +2,7 @@
 
 from distmon.rules import frozen, loss, nonfinite, replicas, skipped, updates
 from distmon.rules.engine import RuleEngine, configure
+from distmon.rules.user import rule, with_users_rules
 
 BUILTIN = (
     *nonfinite.RULES,
@@ -13,4 +14,4 @@ BUILTIN = (
 )
 """All rules that come with distmon, most urgent first."""
 
-__all__ = ["BUILTIN", "RuleEngine", "configure"]
+__all__ = ["BUILTIN", "RuleEngine", "configure", "rule", "with_users_rules"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from distmon.alert import Alert
 from distmon.config import load_config
 from distmon.metrics import PARAM_METRICS
 from distmon.record import ParamTable, Record
-from distmon.rules import BUILTIN, RuleEngine, configure
+from distmon.rules import BUILTIN, RuleEngine, configure, with_users_rules
+from distmon.rules.base import Rule
 
 HEALTHY = {
     "weight_norm": 10.0,
@@ -43,9 +45,10 @@ def make_record(
     return Record(step=step, params=ParamTable(tuple(chosen), columns), **{**defaults, **fields})
 
 
-def make_engine(**settings: Any) -> RuleEngine:
-    """The built-in rules with the given settings."""
-    return RuleEngine(configure(BUILTIN, load_config({"rules": settings}, environ={}).rules))
+def make_engine(own: Sequence[Rule] = (), **settings: Any) -> RuleEngine:
+    """The built-in rules with the given settings, and the user's own."""
+    config = load_config({"rules": settings}, environ={}).rules
+    return RuleEngine(configure(with_users_rules(BUILTIN, config, own), config))
 
 
 def alerts_of(engine: RuleEngine, record: Record) -> list[Alert]:

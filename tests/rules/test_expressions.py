@@ -1,0 +1,147 @@
+"""What users may write as a condition, and that nothing else gets through."""
+
+from __future__ import annotations
+
+import ast
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmon.errors import ConfigError
+from distmon.rules.expressions import LONGEST_WINDOW, parse
+
+METRICS = ("monitor/grad_norm", "train/step_loss", "train/lr", "a/same", "b/same")
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "expected"),
+    [
+        ("grad_norm > 5", {"monitor/grad_norm": 6.0}, True),
+        ("grad_norm > 5", {"monitor/grad_norm": 5.0}, False),
+        ("'monitor/grad_norm' >= 5", {"monitor/grad_norm": 5.0}, True),
+        ("1 < step_loss <= 2", {"train/step_loss": 2.0}, True),
+        ("1 < step_loss <= 2", {"train/step_loss": 2.5}, False),
+        ("not (step_loss > 1 and lr > 0)", {"train/step_loss": 2.0, "train/lr": 0.0}, True),
+        ("-step_loss + 2 * 3 / 4 - 1 == -1.5", {"train/step_loss": 2.0}, True),
+        ("step_loss ** 2 != 4", {"train/step_loss": -2.0}, False),
+        ("abs(step_loss) > 1 or isfinite(lr)", {"train/step_loss": -2.0, "train/lr": 1.0}, True),
+        ("not isfinite(step_loss)", {"train/step_loss": math.nan}, True),
+        ("sqrt(step_loss) == log10(1000)", {"train/step_loss": 9.0}, True),
+        ("step_loss / lr > 1", {"train/step_loss": 1.0, "train/lr": 0.0}, None),
+        ("sqrt(step_loss) > 1", {"train/step_loss": -1.0}, None),
+        ("step_loss > 1", {}, None),
+    ],
+)
+def test_conditions(text: str, now: dict[str, float], expected: bool | None) -> None:
+    assert parse(text, METRICS).holds(now, {}) is expected
+
+
+@pytest.mark.parametrize("name", ["median", "mean", "std", "min", "max"])
+def test_windows_look_back_over_full_windows_only(name: str) -> None:
+    function = {
+        "median": statistics.median,
+        "mean": statistics.fmean,
+        "std": statistics.pstdev,
+        "min": min,
+        "max": max,
+    }[name]
+    past = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
+    condition = parse(f"{name}(step_loss, 4) == {function(past[-4:])!r}", METRICS)
+    assert condition.windows == {"train/step_loss": 4}
+    assert condition.holds({}, {"train/step_loss": past}) is True
+    assert condition.holds({}, {"train/step_loss": past[:3]}) is None
+
+
+def test_previous_is_the_value_that_many_observations_ago() -> None:
+    condition = parse("step_loss > 2 * previous(step_loss, 3)", METRICS)
+    assert condition.holds({"train/step_loss": 3.0}, {"train/step_loss": [1.0, 5.0, 6.0]}) is True
+    assert condition.holds({"train/step_loss": 2.0}, {"train/step_loss": [1.0, 5.0, 6.0]}) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("step_loss.real > 1", "'step_loss.real' is not allowed"),
+        ("().__class__", "is not allowed"),
+        ("__import__('os').system('x')", "is not allowed"),
+        ("__import__('os')", 'there is no function "__import__"'),
+        ("eval('1')", 'there is no function "eval"'),
+        ("median.__globals__", "is not allowed"),
+        ("step_loss[0] > 1", "is not allowed"),
+        ("[x for x in (1, 2)]", "is not allowed"),
+        ("lambda: 1", "is not allowed"),
+        ("1 if step_loss else 2", "is not allowed"),
+        ("step_loss in (1, 2)", "is not allowed"),
+        ("f'{step_loss}'", "is not allowed"),
+        ("b'a' > 1", "is not allowed"),
+        ("1j > 0", "is not allowed"),
+        ("step_loss % 2 > 1", "is not allowed"),
+        ("True", "True or False"),
+        ("x := 1", "cannot read the condition"),
+        ("step_loss >", "cannot read the condition"),
+        ("", "cannot read the condition"),
+        ("step_loss > 1; 2", "cannot read the condition"),
+        ("2 ** 2 ** 30 > 1", "exponent"),
+        ("2 ** step_loss > 1", "exponent"),
+        ("step_loss ** 1000 > 1", "exponent"),
+        ("1e301 > 1", "too large"),
+        ("-" * 60 + "step_loss > 1", "nested too deeply"),
+        (" + ".join(["1"] * 300) + " > 1", "nested too deeply"),
+        ("median(step_loss)", "takes a metric and a number of observations"),
+        ("median(step_loss, 2.5) > 1", "takes a metric and a number of observations"),
+        ("median(step_loss + 1, 2) > 1", "takes a metric and a number of observations"),
+        (f"median(step_loss, {LONGEST_WINDOW + 1}) > 1", "window of median must be 1 to"),
+        ("abs(step_loss, 2) > 1", "abs takes one value"),
+        ("step_los > 1", 'there is no metric "step_los"; did you mean "step_loss"'),
+        ("same > 1", '"same" may be a/same or b/same'),
+    ],
+)
+def test_what_is_refused_says_why(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(text, METRICS)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_condition_or_a_config_error(text: str) -> None:
+    _try(text)
+
+
+_ATOMS = st.sampled_from(["step_loss", "'train/lr'", "1", "2.5", "same", "__class__", "x.y", "()"])
+_SOURCES = st.recursive(
+    _ATOMS,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from("+-*/%@<>&|"), inner).map(" ".join),
+        st.tuples(inner, st.sampled_from(["**", "and", "or", "==", "if", "is"]), inner).map(
+            " ".join
+        ),
+        st.tuples(st.sampled_from(["abs", "median", "eval", "open", "not", "-"]), inner).map(
+            lambda pair: f"{pair[0]}({pair[1]})"
+        ),
+        inner.map(lambda text: f"({text}).__class__"),
+    ),
+    max_leaves=40,
+)
+
+
+@given(_SOURCES)
+def test_what_is_accepted_holds_nothing_but_the_listed_nodes(text: str) -> None:
+    _try(text)
+
+
+def _try(text: str) -> None:
+    try:
+        condition = parse(text, METRICS)
+    except ConfigError:
+        return
+    allowed = (
+        ast.Constant | ast.Name | ast.UnaryOp | ast.BinOp | ast.BoolOp | ast.Compare | ast.Call
+    )
+    for node in ast.walk(condition.tree):
+        if isinstance(node, ast.expr):
+            assert isinstance(node, allowed)
+    assert condition.holds(dict.fromkeys(METRICS, 2.0), {}) in (True, False, None)
