@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from bad_input import BadInput
 from gpt import Shape
-from torch import nn
 
+FORMAT = 2  # 1 had the rows of attn.qkv in another order and an optimizer state without names
 NAME = re.compile(r"step-(\d+)\.pt")
 
 
@@ -46,7 +46,7 @@ class Checkpoints:
         partial = path.with_suffix(f".partial-{os.getpid()}")
         try:
             with partial.open("wb") as file:
-                torch.save({**content, "step": step}, file)
+                torch.save({**content, "step": step, "format": FORMAT}, file)
                 file.flush()
                 os.fsync(file.fileno())
             # A reader, or a crash, sees the old file or the new one and never half of it.
@@ -88,6 +88,8 @@ def read_checkpoint(path: Path, shape: Shape) -> dict[str, Any]:
         raise BadInput(f"{path} is damaged or is not a checkpoint of this trainer") from None
     if not isinstance(content, dict) or not {"model", "optimizer", "step", "shape"} <= set(content):
         raise BadInput(f"{path} is not a checkpoint of this trainer")
+    if content.get("format") != FORMAT:
+        raise BadInput(f"{path} was written by another version of this trainer, which differs")
     here, there = asdict(shape), content["shape"]
     differing = [
         f"{key} {there.get(key)} there, {here[key]} here"
@@ -97,14 +99,3 @@ def read_checkpoint(path: Path, shape: Shape) -> dict[str, Any]:
     if differing:
         raise BadInput(f"{path} is of another model: {', '.join(differing)}")
     return content
-
-
-def restore(content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Put a checkpoint into the model, not wrapped yet, and its optimizer; returns its step.
-
-    No random state is restored because none is used: batches follow from the step alone and the
-    model has no dropout.
-    """
-    model.load_state_dict(content["model"])
-    optimizer.load_state_dict(content["optimizer"])
-    return int(content["step"])

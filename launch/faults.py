@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from bad_input import BadInput, nearest
+from holdings import Holdings
 from torch import nn
+
+if TYPE_CHECKING:
+    from arrangement import Arrangement
 
 KINDS = ("frozen", "nan", "spike", "desync")
 SPIKE_SCALE = 50.0
-NOISE = 0.01  # of the weight's own standard deviation
+NOISE = 0.01  # of the weight's own root mean square
+
+
+@dataclass(frozen=True)
+class FaultRequest:
+    """What `--inject` and its companions ask for."""
+
+    kind: str
+    at: int
+    name: str | None
+    target: int | None
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -22,12 +39,17 @@ class Fault:
     `nan`: one element of its gradient becomes NaN after the backward pass, on one rank.
     `spike`: the step trains on random bytes and its loss is 50 times too large.
     `desync`: its weight gets a little noise after the step, on one rank.
+
+    Where a rank holds a piece of the parameter, the fault is in that piece.
     """
 
     kind: str
     at: int
     name: str
-    parameter: nn.Parameter
+    parameter: nn.Parameter | None
+    """None where this rank holds nothing of it."""
+    local: Callable[[torch.Tensor], torch.Tensor]
+    """This rank's elements of a parameter or gradient, for in-place use."""
     target: int | None
     """The rank it happens on; None is all of them."""
     here: bool
@@ -53,44 +75,68 @@ class Fault:
 
     def after_backward(self, step: int) -> None:
         """Called with the final gradients, before their norm is taken."""
-        if not self.here or self.parameter.grad is None:
+        if not self.here or self.parameter is None or self.parameter.grad is None:
             return
         if self.kind == "nan" and step == self.at:
-            self.parameter.grad.view(-1)[0] = float("nan")
+            piece = self.local(self.parameter.grad)
+            piece[(0,) * piece.ndim] = float("nan")
         elif self.kind == "frozen" and step >= self.at:
             self.parameter.grad = None
 
     def after_step(self, step: int) -> None:
         """Called when the optimizer has stepped."""
-        if self.kind != "desync" or not self.here or step != self.at:
+        if self.kind != "desync" or not self.here or step != self.at or self.parameter is None:
             return
-        with torch.no_grad():
-            generator = torch.Generator().manual_seed(self.seed)
-            noise = torch.randn(self.parameter.shape, generator=generator).to(self.parameter)
-            self.parameter.add_(noise, alpha=NOISE * float(self.parameter.std()))
+        piece = self.local(self.parameter)
+        generator = torch.Generator().manual_seed(self.seed)
+        noise = torch.randn(piece.shape, generator=generator).to(piece)
+        piece.add_(noise, alpha=NOISE * float(piece.square().mean().sqrt()))
 
 
-def plan_fault(
-    kind: str,
-    at: int,
-    name: str | None,
-    target: int | None,
-    model: nn.Module,
-    rank: int,
-    world: int,
-    seed: int,
-) -> Fault:
-    """Check what `--inject` and its companions ask for. `model` is not wrapped yet."""
-    parameters = dict(model.named_parameters())
-    if name is None:
-        ups = [each for each in parameters if each.endswith("mlp.up.weight")]
-        name = ups[len(ups) // 2]
-    if name not in parameters:
-        raise BadInput(f'--inject-param "{name}" is no parameter{nearest(name, parameters)}')
-    if kind == "desync" and world == 1:
-        raise BadInput("--inject desync needs at least 2 ranks; start with torchrun")
-    if target is None and kind in ("nan", "desync"):
-        target = world - 1
+def plan_fault(request: FaultRequest, arrangement: Arrangement) -> Fault:
+    """Check a request against who holds what. All ranks come to the same conclusion."""
+    holdings, division = arrangement.holdings, arrangement.conditions.division
+    rank, kind, target = arrangement.ranks.rank, request.kind, request.target
+    world = len(holdings.places)
     if target is not None and target >= world:
         raise BadInput(f"--inject-rank {target} is out of range; ranks are 0 to {world - 1}")
-    return Fault(kind, at, name, parameters[name], target, target is None or target == rank, seed)
+    name = _choose_parameter(request, holdings, division.mode)
+    holders = holdings.holders(name)
+    if target is None and kind in ("nan", "desync"):
+        target = holders[-1]
+    if kind != "spike" and target is not None and target not in holders:
+        raise BadInput(
+            f"--inject-rank {target} holds nothing of {name} under --parallel {division.mode}; "
+            f"rank {holders[-1]} does"
+        )
+    here = target is None or target == rank
+    if kind == "spike" and target is not None:
+        # Ranks that work on the same data must stay together.
+        here = division.data_rank(target) == division.data_rank(rank)
+    parameter, local = arrangement.parameters.get(name), arrangement.local
+    return Fault(kind, request.at, name, parameter, local, target, here, request.seed)
+
+
+def _choose_parameter(request: FaultRequest, holdings: Holdings, mode: str) -> str:
+    """The parameter that was asked for, or one in the middle of the model that can have it."""
+    name, names = request.name, list(holdings.shapes)
+    if name is not None and name not in names:
+        raise BadInput(f'--inject-param "{name}" is no parameter{nearest(name, names)}')
+    if request.kind == "desync":
+        if len(holdings.places) == 1:
+            raise BadInput("--inject desync needs at least 2 ranks; start with torchrun")
+        names = [each for each in names if holdings.copies(each) > 1]
+        if not names:
+            raise BadInput(f"--inject desync needs copies, and --parallel {mode} makes none")
+        if name is not None and name not in names:
+            raise BadInput(
+                f"--inject desync needs copies, and --parallel {mode} makes none of {name}, "
+                f"but of {names[len(names) // 2]}"
+            )
+    if name is not None:
+        return name
+    for ending in ("mlp.up.weight", "norm1.weight"):
+        likely = [each for each in names if each.endswith(ending)]
+        if likely:
+            return likely[len(likely) // 2]
+    return names[len(names) // 2]

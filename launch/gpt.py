@@ -23,20 +23,23 @@ class Shape:
 
 
 class Attention(nn.Module):
-    """Causal self-attention over (batch, time, width)."""
+    """Causal self-attention over (batch, time, width).
+
+    The rows of `qkv` are ordered (head, q k v, element of the head), so that a run of rows that is
+    held alone, as under tensor parallelism, is a number of whole heads.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.head_size = shape.width // shape.heads
         self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, time, width = x.shape
-        heads = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
+        heads = self.qkv(x).unflatten(-1, (-1, 3, self.head_size))
+        q, k, v = heads.permute(3, 0, 2, 1, 4).unbind()
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -92,11 +95,15 @@ class GPT(nn.Module):
             nn.init.normal_(block.mlp.down.weight, std=residual_std)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        x = self.embed(ids) + self.positions(places)
+        x = embedded(ids, self.embed, self.positions)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+def embedded(ids: torch.Tensor, embed: nn.Module, positions: nn.Module) -> torch.Tensor:
+    """What the first block gets: every byte's vector plus that of its position."""
+    return embed(ids) + positions(torch.arange(ids.shape[1], device=ids.device))
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

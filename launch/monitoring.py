@@ -20,10 +20,25 @@ class Monitor(Protocol):
     """What the trainer calls of a distmon monitor."""
 
     def check(self, *, grad_norm: torch.Tensor) -> object: ...
-    def step(self, *, loss: torch.Tensor, tokens: int, lr: float, step: int) -> object: ...
+    def step(self, *, loss: torch.Tensor | None, tokens: int, lr: float, step: int) -> object: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> object: ...
     def close(self) -> object: ...
+
+
+class ToldByEngine:
+    """The monitor of a DeepSpeed engine, which is told of every step by the engine itself."""
+
+    def __init__(self, monitor: Any) -> None:
+        self.state_dict = monitor.state_dict
+        self.load_state_dict = monitor.load_state_dict
+        self.close = monitor.close
+
+    def check(self, *, grad_norm: torch.Tensor) -> None:
+        """The engine has shown its own."""
+
+    def step(self, *, loss: torch.Tensor | None, tokens: int, lr: float, step: int) -> None:
+        """The engine has told it."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +129,29 @@ def attach_monitor(
     console: Console,
     steps: int,
     state: dict[str, Any] | None,
+    tokens: int,
 ) -> Monitor:
-    """Attach after DDP wrapped the model and before the first forward pass, on every rank.
+    """Attach to the model as it is called, before the first forward pass, on every rank.
 
-    `state` is what the checkpoint holds of an earlier monitor of this run.
+    `state` is what the checkpoint holds of an earlier monitor of this run; `tokens` are this rank's
+    share of a step.
     """
     import distmon
     from distmon.errors import DistmonError
 
     overrides = {"total_steps": steps, **request.overrides}
     try:
-        monitor: Monitor = distmon.attach(
-            model, optimizer, config=request.config, console=console, **overrides
-        )
+        monitor: Monitor
+        if isinstance(optimizer, torch.optim.Optimizer):
+            monitor = distmon.attach(
+                model, optimizer, config=request.config, console=console, **overrides
+            )
+        else:
+            monitor = ToldByEngine(
+                distmon.attach(
+                    model, config=request.config, console=console, tokens=tokens, **overrides
+                )
+            )
         if state is not None:
             monitor.load_state_dict(state)
     except DistmonError as error:

@@ -10,10 +10,18 @@ from torch import nn
 FINAL_SHARE = 0.1  # the learning rate ends at this share of its peak
 
 
-def build_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """Matrices decay; norms do not, because shrinking them only fights the data."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+def build_optimizer(
+    parameters: dict[str, nn.Parameter],
+    shapes: dict[str, torch.Size],
+    lr: float,
+    weight_decay: float,
+) -> torch.optim.AdamW:
+    """Matrices decay; norms do not, because shrinking them only fights the data.
+
+    `shapes` are those of the whole parameters: the piece of a matrix need not be a matrix.
+    """
+    matrices = [each for name, each in parameters.items() if len(shapes[name]) >= 2]
+    others = [each for name, each in parameters.items() if len(shapes[name]) < 2]
     groups = [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},

@@ -9,11 +9,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bad_input import BadInput
-from faults import KINDS
+from faults import KINDS, FaultRequest
 from gpt import Shape
+from modes import MODES, divide
 from monitoring import MonitorRequest, split_monitor_options
 
 EPILOG = """\
+parallelism (--parallel): weights, batches and loss are the same in every mode, and a checkpoint of
+one can be resumed in any other.
+  ddp      every rank holds the model; a single process without torchrun is not wrapped
+  fsdp     FSDP2: every parameter in as many pieces as ranks
+  fsdp1    the same with FullyShardedDataParallel
+  hsdp     FSDP2 in 2 replicas; an even number of ranks from 4 on
+  tp       every layer split over all ranks: --heads and --context must be divisible by their number
+  fsdp+tp  FSDP2 over groups of --tensor-parallel ranks that split every layer
+  pp       consecutive blocks on consecutive ranks; as many micro-batches as ranks, or --accumulate
+  deepspeed  a DeepSpeed engine with --zero 0 to 3, configured by launch/ds_zero*.json
+
 monitoring: torchrun takes a bare --monitor for its own --monitor-interval and stops; there, write
 --monitoring, or put -- before the script: torchrun --nproc-per-node 2 -- launch/train.py --monitor
 With it, any key of distmon's configuration is an option, for example:
@@ -90,6 +102,25 @@ class Options:
         "auto", "what to train on", group="training", choices=("auto", "cpu", "cuda")
     )
 
+    parallel: str = _option(
+        "ddp", "how torchrun's ranks share the work, see below", group="parallelism", choices=MODES
+    )
+    tensor_parallel: int | None = _option(
+        None,
+        "ranks that split a layer under fsdp+tp (default 2)",
+        group="parallelism",
+        low=2,
+        kind=int,
+    )
+
+    zero: str | None = _option(
+        None,
+        "stage of ZeRO under deepspeed (default 2)",
+        group="parallelism",
+        kind=str,
+        choices=("0", "1", "2", "3"),
+    )
+
     log_every: int = _option(
         10, "steps between plain lines, where there is no bar and no monitor", group="output", low=1
     )
@@ -107,7 +138,7 @@ class Options:
     keep: int = _option(1, "older checkpoints kept besides the latest", group="checkpoints", low=0)
     resume: str | None = _option(
         None,
-        "continue from a checkpoint, on any number of ranks",
+        "continue from a checkpoint, in any mode and on any number of ranks",
         group="checkpoints",
         kind=str,
         metavar="PATH|latest",
@@ -119,7 +150,7 @@ class Options:
     inject_at: int = _option(40, "step of the fault", group="faults", low=1)
     inject_rank: int | None = _option(
         None,
-        "rank of the fault; nan, desync: the last; frozen, spike: all",
+        "rank of the fault; nan, desync: the last with a piece of it; frozen, spike: all",
         group="faults",
         low=0,
         kind=int,
@@ -134,6 +165,15 @@ class Options:
 
     monitor: MonitorRequest | None = None
     """None: distmon is not even imported."""
+
+    @property
+    def fault(self) -> FaultRequest | None:
+        """What `--inject` and its companions ask for."""
+        if self.inject is None:
+            return None
+        return FaultRequest(
+            self.inject, self.inject_at, self.inject_param, self.inject_rank, self.seed
+        )
 
     @property
     def shape(self) -> Shape:
@@ -219,12 +259,7 @@ def _check(options: Options, world: int) -> None:
             raise BadInput(f"{flag} must be at least {low}, not {value}")
     if options.width % options.heads:
         raise BadInput(f"--width {options.width} must be divisible by --heads {options.heads}")
-    parts = world * options.accumulate
-    if options.batch_size % parts:
-        raise BadInput(
-            f"--batch-size {options.batch_size} must be divisible by {parts}, which is "
-            f"{world} rank{'s' * (world > 1)} x --accumulate {options.accumulate}"
-        )
+    divide(options, world)
     if options.inject and options.inject_at > options.steps:
         raise BadInput(
             f"--inject-at {options.inject_at} is after the last step, --steps {options.steps}"

@@ -88,6 +88,10 @@ class Ranks:
         """The mean of a scalar over ranks. Every rank must call it."""
         return float(self.total(value.detach()) / self.world)
 
+    def share(self, count: int) -> int:
+        """This rank's share of a number of things; the shares of all ranks add up to it."""
+        return count * (self.rank + 1) // self.world - count * self.rank // self.world
+
     def leave(self) -> None:
         """End the process group and its threads; to be called when no model refers to it any more.
 

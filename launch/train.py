@@ -9,7 +9,6 @@ of its own `--monitor-interval` and stops, unless `--` stands before the script.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import deque
@@ -17,40 +16,32 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from arrangement import Arrangement, Conditions, MicroBatch
+from arrangements import arrange
 from bad_input import BadInput
-from checkpoints import Checkpoints, find_checkpoint, read_checkpoint, restore
-from corpus import Batches, Corpus, load_corpus, validation_starts, windows
+from corpus import validation_starts, windows
 from display import Display, make_console
 from faults import Fault, plan_fault
-from gpt import GPT, loss_of
 from interruption import Interruption
-from monitoring import Monitor, MonitorPlan, attach_monitor, check_monitor
+from monitoring import Monitor, attach_monitor
 from optimization import build_optimizer, learning_rate, set_learning_rate
-from options import Options, read_options
+from preparation import Beginning, Setup, prepare
 from ranks import Ranks, join_ranks
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from rich.console import Console
+from whole_state import gather_state, restore_optimizer
 
 RECENT = 20  # steps that the final training loss is averaged over
 
 
 @dataclass(frozen=True)
-class Setup:
-    """Everything a run needs, checked; nothing of it has talked to another rank yet."""
+class Training:
+    """What the training loop works with, in place on every rank."""
 
-    options: Options
-    ranks: Ranks
-    device: torch.device
-    corpus: Corpus
-    batches: Batches
-    model: GPT
+    setup: Setup
+    arrangement: Arrangement
     optimizer: torch.optim.Optimizer
-    saver: Checkpoints
     fault: Fault | None
-    first: int
-    """Steps done before, by the run that is resumed."""
-    monitor_plan: MonitorPlan | None
-    monitor_state: dict[str, Any] | None
+    monitor: Monitor | None
 
 
 @dataclass(frozen=True)
@@ -63,117 +54,76 @@ class Outcome:
     interrupted: bool
 
 
-def prepare(arguments: list[str], ranks: Ranks) -> Setup:
-    """Read every input of the run. Raises `BadInput`; calls no collective."""
-    options = read_options(arguments, ranks.world, speaks=ranks.is_main)
-    plan = check_monitor(options.monitor) if options.monitor else None
-    device = ranks.device(options.device)
-    corpus = load_corpus(options.data, options.corpus_mb, options.context)
-    torch.manual_seed(options.seed)
-    model = GPT(options.shape).to(device)
-    optimizer = build_optimizer(model, options.lr, options.weight_decay)
-    saver = Checkpoints(options.checkpoint_dir, options.keep)
-    if options.save_every and ranks.is_main:
-        saver.open()
-    first, monitor_state = 0, None
-    if options.resume:
-        path = find_checkpoint(options.resume, options.checkpoint_dir)
-        content = read_checkpoint(path, options.shape)
-        first = restore(content, model, optimizer)
-        monitor_state = content.get("monitor")
-        if first >= options.steps:
-            raise BadInput(f"{path} is at step {first} already; give --steps a larger number")
-    fault = None
-    if options.inject:
-        fault = plan_fault(
-            options.inject,
-            options.inject_at,
-            options.inject_param,
-            options.inject_rank,
-            model,
-            ranks.rank,
-            ranks.world,
-            options.seed,
+def assemble(
+    setup: Setup, beginning: Beginning, arrangement: Arrangement, console: Console
+) -> Training:
+    """Put everything in place for the first step. Bad input found here ends all ranks."""
+    options, ranks = setup.options, setup.ranks
+    shapes = arrangement.holdings.shapes
+    plain = build_optimizer(arrangement.parameters, shapes, options.lr, options.weight_decay)
+    optimizer = ranks.together(
+        lambda: arrangement.adopt(plain, setup.batches.sequences, options.clip)
+    )
+    restore_optimizer(beginning.optimizer, arrangement, optimizer)
+    fault: Fault | None = None
+    if options.fault:
+        request = options.fault
+        fault = ranks.together(lambda: plan_fault(request, arrangement))
+    monitor: Monitor | None = None
+    if options.monitor:
+        asked = options.monitor
+        monitor = ranks.together(
+            lambda: attach_monitor(
+                asked,
+                arrangement.module,
+                optimizer,
+                console,
+                options.steps,
+                beginning.monitor,
+                ranks.share(options.batch_size * options.context),
+            )
         )
-    batches = Batches(
-        corpus.train,
-        options.context,
-        options.batch_size,
-        options.accumulate,
-        ranks.rank,
-        ranks.world,
-        options.seed,
-    )
-    return Setup(
-        options=options,
-        ranks=ranks,
-        device=device,
-        corpus=corpus,
-        batches=batches,
-        model=model,
-        optimizer=optimizer,
-        saver=saver,
-        fault=fault,
-        first=first,
-        monitor_plan=plan,
-        monitor_state=monitor_state,
-    )
+    return Training(setup, arrangement, optimizer, fault, monitor)
 
 
-def wrap(setup: Setup) -> nn.Module:
-    """The model as it is called in training: replicated and compiled as asked."""
-    model: nn.Module = setup.model
-    if setup.ranks.grouped:
-        model = DistributedDataParallel(model)
-    return torch.compile(model) if setup.options.compile else model  # type: ignore[return-value]
-
-
-def compute_gradients(setup: Setup, model: nn.Module, step: int) -> torch.Tensor:
-    """Backward over the micro-batches of a step; returns this rank's loss, on the device."""
-    micro_batches = setup.options.accumulate
-    total = torch.zeros((), device=setup.device)
-    for micro in range(micro_batches):
+def micro_batches(setup: Setup, fault: Fault | None, step: int) -> list[MicroBatch]:
+    """This rank's part of the data of a step; the loss of the step is the mean over all of it."""
+    count, device = setup.division.micro_batches, setup.device
+    found = []
+    for micro in range(count):
         inputs, targets = setup.batches.micro_batch(step, micro)
         scale = 1.0
-        if setup.fault:
-            inputs, targets, scale = setup.fault.spoil_batch(step, inputs, targets)
-        last = micro == micro_batches - 1
-        # Ranks exchange gradients once a step, with the last micro-batch.
-        wait = setup.ranks.grouped and not last
-        with model.no_sync() if wait else contextlib.nullcontext():
-            with torch.autocast(setup.device.type, torch.bfloat16, enabled=setup.options.bf16):
-                logits = model(inputs.to(setup.device))
-            loss = loss_of(logits, targets.to(setup.device)) * (scale / micro_batches)
-            loss.backward()
-        total += loss.detach()
-    return total
+        if fault:
+            inputs, targets, scale = fault.spoil_batch(step, inputs, targets)
+        found.append(MicroBatch(inputs.to(device), targets.to(device), scale / count))
+    return found
 
 
-@torch.no_grad()
-def evaluate(setup: Setup) -> float:
+def evaluate(setup: Setup, arrangement: Arrangement) -> float:
     """The loss on a fixed part of the validation text. Every rank must call it."""
     options, ranks, text = setup.options, setup.ranks, setup.corpus.validation
-    starts = validation_starts(
-        len(text), options.context, options.eval_sequences, ranks.rank, ranks.world
-    )
-    total = torch.zeros(2, device=setup.device)
+    starts = validation_starts(len(text), options.context, options.eval_sequences)
+    mine = starts[setup.division.data_rank(ranks.rank) :: setup.division.data]
     # At most as many sequences at once as in training, so that evaluation fits into memory too.
-    for at in range(0, len(starts), setup.batches.sequences):
-        chunk = starts[at : at + setup.batches.sequences]
-        inputs, targets = windows(text, chunk, options.context)
-        with torch.autocast(setup.device.type, torch.bfloat16, enabled=options.bf16):
-            logits = setup.model(inputs.to(setup.device))
-        total[0] += loss_of(logits, targets.to(setup.device)) * len(chunk)
-        total[1] += len(chunk)
+    at_once = setup.batches.sequences
+    total = torch.zeros(2, device=setup.device)
+    # Ranks may need each other for every pass, so all do as many as the first, which has most.
+    for at in range(0, len(starts[:: setup.division.data]), at_once):
+        chunk = mine[at : at + at_once]
+        inputs, targets = windows(text, chunk if len(chunk) else starts[:1], options.context)
+        loss = arrangement.evaluate(inputs.to(setup.device), targets.to(setup.device))
+        if loss is not None:
+            total += torch.stack([loss, torch.ones_like(loss)]) * len(chunk)
     summed, count = ranks.total(total).tolist()
     return summed / count
 
 
-def train(setup: Setup, model: nn.Module, monitor: Monitor | None, display: Display) -> Outcome:
+def train(training: Training, display: Display) -> Outcome:
     """The training loop. Evaluates and saves on the way and, whatever happens, at the end."""
-    options, ranks, fault, optimizer = setup.options, setup.ranks, setup.fault, setup.optimizer
-    parameters = list(setup.model.parameters())
-    tokens = options.batch_size * options.context // ranks.world
+    setup, arrangement, optimizer = training.setup, training.arrangement, training.optimizer
+    fault, monitor = training.fault, training.monitor
+    options, ranks = setup.options, setup.ranks
+    tokens = ranks.share(options.batch_size * options.context)
     monitor_prints = setup.monitor_plan is not None and setup.monitor_plan.prints_loss
     # Decided by rank 0, which owns the terminal, because printing a loss takes a collective.
     prints_loss = bool(ranks.total(torch.tensor(int(ranks.is_main and not display.has_bar))))
@@ -182,7 +132,7 @@ def train(setup: Setup, model: nn.Module, monitor: Monitor | None, display: Disp
     validation_loss: float | None = None
 
     def evaluate_and_show(step: int) -> float:
-        value = evaluate(setup)
+        value = evaluate(setup, arrangement)
         display.line(f"step:{step}/{options.steps} val_loss:{value:.4f}")
         return value
 
@@ -195,13 +145,13 @@ def train(setup: Setup, model: nn.Module, monitor: Monitor | None, display: Disp
             if fault and step == max(fault.at, setup.first + 1):
                 display.line(fault.describe(), style="dim")
 
-            loss = compute_gradients(setup, model, step)
+            loss = arrangement.gradients(micro_batches(setup, fault, step))
             if fault:
                 fault.after_backward(step)
-            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            norm = arrangement.gradient_norm()
             if monitor:
                 monitor.check(grad_norm=norm)
-            nn.utils.clip_grads_with_norm_(parameters, options.clip, norm)
+            arrangement.clip(norm, options.clip)
             optimizer.step()
             if fault:
                 fault.after_step(step)
@@ -209,15 +159,15 @@ def train(setup: Setup, model: nn.Module, monitor: Monitor | None, display: Disp
                 monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
             optimizer.zero_grad()
 
-            recent.append(loss)
-            display.advance(step, loss)
+            recent.append(arrangement.shown(loss))
+            display.advance(step, recent[-1])
             if prints_loss and (step % options.log_every == 0 or step == options.steps):
-                display.log(step, ranks.mean(loss), lr)
+                display.log(step, ranks.mean(recent[-1]), lr)
             stopping = step == options.steps or interruption.requested(step)
             if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
                 validation_loss = evaluate_and_show(step)
             if options.save_every and (step % options.save_every == 0 or stopping):
-                save(setup, monitor, step)
+                save(training, step)
             if stopping:
                 break
     return Outcome(
@@ -225,14 +175,16 @@ def train(setup: Setup, model: nn.Module, monitor: Monitor | None, display: Disp
     )
 
 
-def save(setup: Setup, monitor: Monitor | None, step: int) -> None:
-    """Write a checkpoint; every rank calls it, because the monitor's state may take all of them."""
+def save(training: Training, step: int) -> None:
+    """Write a checkpoint; every rank calls it, because each has its piece of the state."""
+    monitor, setup = training.monitor, training.setup
     state = monitor.state_dict() if monitor else None
-    if not setup.ranks.is_main:
+    gathered = gather_state(training.arrangement, training.optimizer)
+    if gathered is None:
         return
     content: dict[str, Any] = {
-        "model": setup.model.state_dict(),
-        "optimizer": setup.optimizer.state_dict(),
+        "model": gathered.weights,
+        "optimizer": gathered.optimizer,
         "shape": asdict(setup.options.shape),
     }
     if state is not None:
@@ -255,30 +207,34 @@ def summary(setup: Setup, outcome: Outcome, seconds: float) -> str:
     return ", ".join(parts)
 
 
-def run(arguments: list[str], ranks: Ranks) -> int:
-    """Everything between joining the other ranks and leaving them; returns the exit code."""
-    setup = ranks.together(lambda: prepare(arguments, ranks))
-    options = setup.options
-    console = make_console(ranks.is_main)
-    model = wrap(setup)
-    monitor: Monitor | None = None
-    if options.monitor:
-        request = options.monitor
-        monitor = ranks.together(
-            lambda: attach_monitor(
-                request, model, setup.optimizer, console, options.steps, setup.monitor_state
-            )
-        )
+def conduct(training: Training, console: Console) -> int:
+    """Train with everything in place and say how it went; returns the exit code."""
+    setup, options = training.setup, training.setup.options
     started = time.perf_counter()
     display = Display(console, options.steps, setup.first, options.batch_size * options.context)
     try:
         with display:
-            outcome = train(setup, model, monitor, display)
+            outcome = train(training, display)
     finally:
-        if monitor:
-            monitor.close()
+        if training.monitor:
+            training.monitor.close()
     display.line(summary(setup, outcome, time.perf_counter() - started))
     return 130 if outcome.interrupted else 0
+
+
+def run(arguments: list[str], ranks: Ranks) -> int:
+    """Everything between joining the other ranks and leaving them; returns the exit code."""
+    console = make_console(ranks.is_main)
+    setup, beginning = ranks.together(lambda: prepare(arguments, ranks))
+    options = setup.options
+    conditions = Conditions(setup.division, ranks, setup.device, options.bf16, options.compile)
+    arrangement = arrange(beginning.model, conditions)
+    try:
+        training = assemble(setup, beginning, arrangement, console)
+        del beginning  # a rank that holds a piece of the model does not keep the whole
+        return conduct(training, console)
+    finally:
+        arrangement.release()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,15 +11,13 @@ import torch
 from bad_input import BadInput
 from checkpoints import Checkpoints, find_checkpoint, read_checkpoint
 from gpt import GPT, Shape
-from optimization import build_optimizer
 
 SHAPE = Shape(layers=1, width=16, heads=2, context=8)
 
 
 def content(shape: Shape = SHAPE) -> dict[str, object]:
     model = GPT(shape)
-    optimizer = build_optimizer(model, 1e-3, 0.1)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state = {"model": model.state_dict(), "optimizer": {}}
     return {**state, "shape": asdict(shape), "monitor": {"step": 3}}
 
 
@@ -43,6 +41,13 @@ def test_latest_is_the_last_written(tmp_path: Path) -> None:
     (tmp_path / "step-000999.partial-1").touch()
     assert find_checkpoint("latest", tmp_path) == short_run
     assert read_checkpoint(short_run, SHAPE)["monitor"] == {"step": 3}
+
+
+def test_checkpoints_of_another_format_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.pt"
+    torch.save({**content(), "step": 5}, path)
+    with pytest.raises(BadInput, match=r"old\.pt was written by another version of this trainer"):
+        read_checkpoint(path, SHAPE)
 
 
 def test_truncated_or_other_checkpoints_are_refused(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpt import GPT, Shape, loss_of
+from gpt import GPT, Attention, Shape, loss_of
 from optimization import build_optimizer, learning_rate
+from torch import nn
 
 
 def test_parameter_names_and_size() -> None:
@@ -43,6 +44,20 @@ def test_no_output_depends_on_later_bytes() -> None:
     assert not torch.equal(before[0, 10:], after[0, 10:])
 
 
+def test_rows_of_qkv_are_whole_heads() -> None:
+    """Half of the rows computes half of the heads, as tensor parallelism has it."""
+    torch.manual_seed(0)
+    shape = Shape(width=32, heads=4)
+    whole, half = Attention(shape), Attention(shape)
+    half.qkv.weight = nn.Parameter(whole.qkv.weight[48:])
+    half.out = nn.Identity()
+    x = torch.randn(2, 8, 32)
+    expected = whole.out(torch.cat([torch.zeros(2, 8, 16), half(x)], -1))
+    with torch.no_grad():
+        whole.out.weight[:, :16] = 0
+    assert torch.allclose(whole(x), expected, atol=1e-6)
+
+
 def test_untrained_loss_is_that_of_guessing() -> None:
     torch.manual_seed(0)
     ids = torch.randint(0, 256, (4, 128))
@@ -52,10 +67,13 @@ def test_untrained_loss_is_that_of_guessing() -> None:
 
 def test_only_matrices_decay() -> None:
     model = GPT(Shape(layers=1))
-    decay, rest = build_optimizer(model, 1e-3, 0.1).param_groups
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    # As a rank may hold them: flat.
+    pieces = {name: nn.Parameter(p.detach().view(-1)) for name, p in model.named_parameters()}
+    decay, rest = build_optimizer(pieces, shapes, 1e-3, 0.1).param_groups
     assert (decay["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
-    assert {p.ndim for p in decay["params"]} == {2}
-    assert {p.ndim for p in rest["params"]} == {1}
+    matrices = {p.data_ptr() for p in model.parameters() if p.ndim == 2}
+    assert {p.data_ptr() for p in decay["params"]} == matrices
     assert len(decay["params"]) + len(rest["params"]) == len(list(model.parameters()))
 
 

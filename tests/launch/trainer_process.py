@@ -33,9 +33,14 @@ def python(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[st
 
 def train(folder: Path, *arguments: str, ranks: int = 0) -> subprocess.CompletedProcess[str]:
     """Run the script. Arguments win over the tiny defaults; `ranks=0` is without torchrun."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    script = [*(torchrun if ranks else []), str(LAUNCH / "train.py")]
-    return python([*script, *TINY, *arguments], folder)
+    return python([*torchrun(ranks), str(LAUNCH / "train.py"), *TINY, *arguments], folder)
+
+
+def torchrun(ranks: int) -> list[str]:
+    """What stands between `python` and a script that is to run on `ranks` ranks."""
+    if not ranks:
+        return []
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def losses(output: str) -> dict[int, float]:

@@ -1,0 +1,87 @@
+"""How `--parallel` divides ranks, and one sentence for what it cannot divide."""
+
+from __future__ import annotations
+
+import pytest
+from bad_input import BadInput
+from modes import Division, divide
+from options import read_options
+
+
+def division(arguments: str, world: int) -> Division:
+    return divide(read_options(arguments.split(), world), world)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "world", "expected"),
+    [
+        ("", 1, Division("ddp")),
+        ("--accumulate 2", 4, Division("ddp", replicas=4, micro_batches=2)),
+        ("--parallel fsdp", 4, Division("fsdp", shards=4)),
+        ("--parallel fsdp1", 2, Division("fsdp1", shards=2)),
+        ("--parallel hsdp", 8, Division("hsdp", replicas=2, shards=4)),
+        ("--parallel tp", 4, Division("tp", tensor=4)),
+        ("--parallel fsdp+tp", 8, Division("fsdp+tp", shards=4, tensor=2)),
+        (
+            "--parallel fsdp+tp --tensor-parallel 4",
+            8,
+            Division("fsdp+tp", shards=2, tensor=4),
+        ),
+        ("--parallel pp", 4, Division("pp", stages=4, micro_batches=4)),
+        ("--parallel pp --accumulate 8", 4, Division("pp", stages=4, micro_batches=8)),
+    ],
+)
+def test_division(arguments: str, world: int, expected: Division) -> None:
+    assert division(arguments, world) == expected
+
+
+def test_ranks_that_share_a_layer_or_a_batch_see_the_same_data() -> None:
+    ranks = range(4)
+    found = {
+        mode: [division(f"--parallel {mode}", 4).data_rank(rank) for rank in ranks]
+        for mode in ("fsdp", "hsdp", "tp", "fsdp+tp", "pp")
+    }
+    assert found == {
+        "fsdp": [0, 1, 2, 3],
+        "hsdp": [0, 1, 2, 3],
+        "tp": [0, 0, 0, 0],
+        "fsdp+tp": [0, 0, 1, 1],
+        "pp": [0, 0, 0, 0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "world", "sentence"),
+    [
+        ("--parallel fsdp", 1, "--parallel fsdp needs at least 2 ranks; start with torchrun"),
+        ("--parallel hsdp", 3, "even number of ranks from 4 on, not 3"),
+        ("--parallel hsdp", 2, "even number of ranks from 4 on, not 2"),
+        ("--parallel tp", 3, "--heads 4 must be divisible by 3, the ranks that share a layer"),
+        ("--parallel tp --context 127", 2, "--context 127 must be divisible by 2"),
+        ("--parallel fsdp+tp", 2, "needs a multiple of 2 ranks from 4 on, not 2"),
+        ("--parallel fsdp+tp --tensor-parallel 3", 8, "a multiple of 3 ranks from 6 on, not 8"),
+        ("--parallel fsdp+tp --tensor-parallel 1", 8, "--tensor-parallel must be at least 2"),
+        ("--tensor-parallel 2", 2, "--tensor-parallel is for --parallel fsdp+tp, not ddp"),
+        ("--parallel tp --tensor-parallel 2", 2, "not tp, which uses all ranks"),
+        ("--parallel pp", 8, "a block for each of its 8 stages and --layers is 4"),
+        ("--parallel pp --tied", 2, "--tied does not work with --parallel pp"),
+        ("--parallel tp --compile", 2, "--compile does not work with --parallel tp"),
+        ("--parallel fsdp+tp --compile", 4, "--compile does not work with --parallel fsdp"),
+        ("--parallel zero", 2, "argument --parallel: invalid choice: 'zero'"),
+        (
+            "--parallel fsdp+tp --batch-size 3",
+            4,
+            "divisible by 2, which is 2 groups of 2 ranks x --accumulate 1",
+        ),
+        (
+            "--parallel pp --batch-size 6",
+            4,
+            "divisible by 4, which is 4 micro-batches for 4 stages",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_one_sentence(arguments: str, world: int, sentence: str) -> None:
+    with pytest.raises(BadInput) as found:
+        division(arguments, world)
+    assert sentence in str(found.value)
+    assert "\n" not in str(found.value)
