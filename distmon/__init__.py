@@ -1,12 +1,13 @@
 """distmon: watches distributed PyTorch training from the inside."""
 
 from distmon.alert import Alert
+from distmon.attaching import attach
 from distmon.config import MonitorConfig
 from distmon.errors import DistmonError
 from distmon.monitor import Monitor
 from distmon.reading import Run, read_run
 from distmon.record import Record
-from distmon.wiring import attach
+from distmon.rules import rule
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "Run",
     "attach",
     "read_run",
+    "rule",
 ]

@@ -34,6 +34,11 @@ RUN_METRICS: Final[tuple[Metric, ...]] = (
     Metric("train/step_loss", "", "loss of this step, mean over ranks"),
     Metric("train/step_loss_ema", "", "moving average of the loss, decay 0.99 by default"),
     Metric("train/lr", "", "learning rate of the first param group, or the one given to step()"),
+    Metric(
+        "train/unclipped_grad_norm",
+        "",
+        "total gradient norm given to check() or step()",
+    ),
     Metric("train/skipped_steps", "steps", "optimizer steps not applied since the last record"),
     Metric("performance/step_seconds", "s", "mean step time since the last record, slowest rank"),
     Metric("performance/tokens_per_second", "tokens/s", "all ranks together"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -326,6 +327,12 @@ class Monitor:
         assert step is not None
         try:
             record = self._observer.finish(step, self._shown, self._lr_then, search)
+            self._watch.poll()  # what was shown before the observation has arrived with it
+            norm = self._watch.norm_of(step)
+            if norm is not None:
+                record = replace(
+                    record, metrics={**record.metrics, "train/unclipped_grad_norm": norm}
+                )
             if self._watch.evidence is self._shown:
                 self._watch.evidence = None
             self._known_bad = record.has_nonfinite

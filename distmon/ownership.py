@@ -41,7 +41,7 @@ class Ownership:
                     f"attach needs a torch.optim.Optimizer, not a {type(optimizer).__name__}"
                 )
             tensors = [p for group in optimizer.param_groups for p in group["params"]]
-            if not any(id(p) in self._held for p in tensors):
+            if groups is None and not any(id(p) in self._held for p in tensors):
                 raise LayoutError(
                     f"none of the {len(tensors)} tensors in {type(optimizer).__name__} belongs to "
                     "the observed model: build the optimizer from this model's parameters, after "

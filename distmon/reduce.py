@@ -40,14 +40,15 @@ class Ranks:
     Without an initialised process group it is a world of one. Creating it is a collective call.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, device: torch.device | None = None) -> None:
+        """`device` is where the tensors will be that ranks exchange."""
         self.together = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.together else 0
         self.size = dist.get_world_size() if self.together else 1
-        self._group = (
-            dist.new_group(timeout=timedelta(seconds=timeout_s)) if self.together else None
-        )
-
+        self._group = None
+        if self.together:
+            timeout = timedelta(seconds=timeout_s)
+            self._group = dist.new_group(timeout=timeout, backend=_backend_for(device))
         self._told_at = self._board() if self.together else None
 
     def _board(self) -> Any:
@@ -145,6 +146,16 @@ class Ranks:
                 dist.destroy_process_group(self._group)
         self._group = None
         self.together = False
+
+
+def _backend_for(device: torch.device | None) -> str | None:
+    """gloo for weights on the host in a job that has only told its accelerator to communicate, as
+    with an offloaded optimizer; None for the job's own backend."""
+    c10d: Any = dist.distributed_c10d
+    served = {d.type for d in getattr(c10d._get_default_group(), "_device_types", ())}
+    if device is None or device.type != "cpu" or not served or "cpu" in served:
+        return None
+    return "gloo"
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,13 @@ class SignalWatch:
     spread by a step or two.
     """
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[Shard], skips_are_evidence: bool = False) -> None:
+        """`skips_are_evidence`: nothing scales the loss, so no step is skipped without a reason."""
         self._shards = shards
+        self._skips_are_evidence = skips_are_evidence
         self._in_flight: deque[tuple[int, int, torch.Tensor, DeviceMark]] = deque()
         self._skipped: deque[int] = deque(maxlen=16)
+        self._norms: deque[tuple[int, float]] = deque(maxlen=16)
         self.evidence: Evidence | None = None
         """The first of this stretch of trouble; cleared by the monitor when it is told."""
 
@@ -77,16 +80,24 @@ class SignalWatch:
 
         Its gradient norm is no evidence then, whether it has arrived already or not.
         """
+        if self._skips_are_evidence:
+            return
         self._skipped.append(step)
         found = self.evidence
         if found and found.signal == GRAD_NORM and found.step == step:
             self.evidence = None
+
+    def norm_of(self, step: int) -> float | None:
+        """The total gradient norm that was shown at one of the last steps, if it has arrived."""
+        return dict(self._norms).get(step)
 
     def rest(self) -> None:
         """Forget what is on its way: it belongs to trouble that is known."""
         self._in_flight.clear()
 
     def _judge(self, signal: int, value: float, step: int) -> None:
+        if signal == GRAD_NORM:
+            self._norms.append((step, value))
         if math.isfinite(value) or self.evidence is not None:
             return
         if signal == GRAD_NORM and step in self._skipped:

@@ -1,4 +1,4 @@
-"""`attach`: the one place where the parts are put together."""
+"""The one place where the parts are put together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from rich.console import Console
 from distmon.catalogue import complete, describe, exchange, merge
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, LayoutError
-from distmon.layout import Shard, capture
+from distmon.layout import Shard
 from distmon.monitor import Monitor
 from distmon.observer import AGREED, Observer
 from distmon.ownership import Ownership
 from distmon.reduce import Ranks
 from distmon.reporter import Reporter
-from distmon.rules import BUILTIN, RuleEngine, configure
+from distmon.rules import BUILTIN, RuleEngine, configure, with_users_rules
+from distmon.rules.base import Rule
+from distmon.rules.engine import ActiveRule
 from distmon.run_folder import RunFolder
 from distmon.sampling import SamplePlan
 from distmon.signals import SignalWatch
@@ -33,37 +35,6 @@ Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 Config = MonitorConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 
 
-def attach(
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizer: Optimizers,
-    config: Config = None,
-    *,
-    hooks: bool = True,
-    console: Console | None = None,
-    rename: Callable[[str], str] = str,
-    **overrides: Any,
-) -> Monitor:
-    """Watch `model` while `optimizer` (or several) trains it.
-
-    Call it on every rank, after wrapping the model and before its first forward. `config` is a
-    mapping, a YAML or JSON file, or a `MonitorConfig`; keyword arguments override its keys. With
-    `hooks=False` the trainer calls `before_step()` and `after_step()` itself. `console` is where
-    the console sink prints; pass that of your progress bar. A mistake is a `DistmonError`.
-
-    Of a pipeline each rank gives its own stage, or a list of them. A parameter is known by its name
-    in the whole model; where stages count their layers from 0, `rename` gives that name.
-    """
-    return watch(
-        lambda settings: capture(model, settings.include, settings.exclude, rename),
-        _device_of(model),
-        optimizer,
-        config,
-        hooks=hooks,
-        console=console,
-        **overrides,
-    )
-
-
 def watch(
     find_shards: Callable[[MonitorConfig], list[Shard]],
     device: torch.device,
@@ -73,12 +44,16 @@ def watch(
     hooks: bool = True,
     console: Console | None = None,
     groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+    own_rules: Sequence[Rule] = (),
+    skips_are_evidence: bool = False,
     **overrides: Any,
 ) -> Monitor:
-    """`attach` for whoever knows the shards of this rank better than a look at the model tells.
+    """Put a monitor together: what `attach` does for every way to train.
 
-    `find_shards` is called with the valid settings. `groups` gives the param groups of all
-    optimizers, where those of `optimizer` are not what the user set up.
+    `find_shards` is called with the valid settings and lists what this rank holds; `device` is
+    where. `groups` gives the param groups of all optimizers, where those of `optimizer` are not
+    what the user set up. `skips_are_evidence`: no loss is scaled, so a step is left out only when
+    something is wrong.
     """
     # Whatever is wrong on one rank, all of them meet in `agree` and stop together.
     problem: Exception | None = None
@@ -89,7 +64,7 @@ def watch(
         problem = error
     if not settings.enabled:
         return SilentMonitor()
-    ranks = Ranks(settings.timeout_s)
+    ranks = Ranks(settings.timeout_s, device)
     shards: list[Shard] = []
     monitor: Monitor | None = None
     agreement = dict.fromkeys(AGREED, 0)
@@ -104,7 +79,12 @@ def watch(
         try:
             shards = complete(merge(lists), shards, device)
             ownership = Ownership(shards, _as_list(optimizer), groups)
-            monitor, agreement = _build(shards, ownership, settings, ranks, console)
+            signals = SignalWatch(shards, skips_are_evidence)
+            rules = with_users_rules(BUILTIN, settings.rules, own_rules)
+            active = configure(rules, settings.rules)
+            monitor, agreement = _build(
+                shards, ownership, signals, active, settings, ranks, console
+            )
         except Exception as error:
             problem = error
     try:
@@ -124,12 +104,13 @@ def watch(
 def _build(
     shards: Sequence[Shard],
     ownership: Ownership,
+    signals: SignalWatch,
+    active: Sequence[ActiveRule],
     settings: MonitorConfig,
     ranks: Ranks,
     console: Console | None,
 ) -> tuple[Monitor, dict[str, int]]:
     """Everything that needs no other rank; also hashes of what must be equal on all of them."""
-    active = configure(BUILTIN, settings.rules)
     frozen_ratio = next((a.limits["ratio"] for a in active if a.rule.name == "frozen"), 1e-12)
     observer = Observer(shards, ownership, ranks, settings, frozen_ratio)
     reporter = None
@@ -138,7 +119,7 @@ def _build(
     monitor = Monitor(
         interval=settings.interval,
         observer=observer,
-        watch=SignalWatch(shards),
+        watch=signals,
         rules=RuleEngine(active),
         ranks=ranks,
         optimizers=ownership.optimizers,
@@ -193,13 +174,3 @@ def _as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     if isinstance(optimizer, Iterable):
         return [*optimizer]
     return [optimizer]  # what is no optimizer at all is named by Ownership
-
-
-def _device_of(model: object) -> torch.device:
-    """Where the ranks' first collective takes place, also when the model is nothing of use."""
-    modules = model if isinstance(model, list | tuple) else [model]
-    for module in modules:
-        if isinstance(module, torch.nn.Module):
-            for parameter in module.parameters():
-                return torch.device("cpu") if parameter.is_meta else parameter.device
-    return torch.device("cpu")

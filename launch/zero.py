@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,12 +96,10 @@ class EngineOptimizer:
     """What the trainer needs of an optimizer, by way of the engine that has it."""
 
     def __init__(
-        self, engine: Any, inner: torch.optim.Optimizer, pieces: dict[torch.Tensor, Piece]
+        self, engine: Any, inner: torch.optim.Optimizer, pieces: Mapping[Any, Piece]
     ) -> None:
         self._engine, self._inner = engine, inner
-        self.state = {
-            view: PieceOfState(inner.state, piece) for view, piece in pieces.items()
-        }
+        self.state = {view: PieceOfState(inner.state, piece) for view, piece in pieces.items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -146,9 +144,7 @@ class PieceOfState(MutableMapping[str, Any]):
         return torch.is_tensor(value) and value.numel() == self._piece.master.numel() > 1
 
 
-def _pieces(
-    engine: Any, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[torch.Tensor, Piece]]:
+def _pieces(engine: Any, optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, Piece]]:
     """Every parameter of the optimizer and this rank's piece of it."""
     wrapper, rank, world = engine.optimizer, dist.get_rank(), dist.get_world_size()
     if wrapper is optimizer:

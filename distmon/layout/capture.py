@@ -24,12 +24,14 @@ def capture(
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
     rename: Callable[[str], str] = str,
+    shard_of: Callable[[str, nn.Parameter], Shard] | None = None,
 ) -> list[Shard]:
     """The shards of all real-valued parameters in layer order, tied ones once.
 
     Call it before the first forward: some wrappers swap their parameters while they run. Several
     modules are the pipeline stages of one rank. `rename` turns a name found here into the one that
-    the parameter has in the whole model.
+    the parameter has in the whole model. `shard_of` makes the shard of a clean name and a parameter
+    that is not what it looks like.
     """
     modules = [model] if isinstance(model, nn.Module) else model
     if not isinstance(modules, list | tuple) or not all(isinstance(m, nn.Module) for m in modules):
@@ -37,7 +39,7 @@ def capture(
     shards: dict[str, Shard] = {}
     found = 0
     for module in modules:
-        for path, make in _walk(_unwrap(module)):
+        for path, make in _walk(_unwrap(module), shard_of):
             found += 1
             name = rename(clean_name(path))
             if not _wanted(name, include, exclude):
@@ -61,7 +63,9 @@ def capture(
     return [*shards.values()]
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, Callable[[str], Shard]]]:
+def _walk(
+    model: nn.Module, shard_of: Callable[[str, nn.Parameter], Shard] | None
+) -> Iterator[tuple[str, Callable[[str], Shard]]]:
     """Path of every parameter in layer order, and what makes its shard from its clean name."""
     by_module: defaultdict[int, list[FlatPiece]] = defaultdict(list)
     by_parameter: dict[int, FlatPiece] = {}
@@ -81,13 +85,21 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, Callable[[str], Shard]]]:
             if id(parameter) in vectors or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            if id(parameter) in by_parameter:
+            if shard_of is not None:
+                yield _join(prefix, own), partial(_made_by, shard_of, parameter)
+            elif id(parameter) in by_parameter:
                 piece = by_parameter[id(parameter)]
                 yield _join(prefix, own), partial(flat_shard, piece=piece)
             else:
                 managed = id(parameter) in reduced
                 make = partial(_shard, parameter=parameter, gradient_is_reduced=managed)
                 yield _join(prefix, own), make
+
+
+def _made_by(
+    shard_of: Callable[[str, nn.Parameter], Shard], parameter: nn.Parameter, name: str
+) -> Shard:
+    return shard_of(name, parameter)
 
 
 def _join(prefix: str, name: str) -> str:

@@ -37,7 +37,7 @@ COLUMNS: Final = (
     *_moments("grad", "gradients"),
     *_moments("update", "updates"),
     Column("update_ratio", "updates", "update_ratio", "updates"),
-    Column("update_lost_bound", "updates", "update_lost_bound", "updates"),
+    Column("update_lost_bound", "updates", "update_norm update_lost_bound", "updates"),
     Column("weight_absmax", "maxima", "weight_absmax", "weights"),
     Column("grad_min", "maxima", "grad_min grad_max", "gradients"),
     Column("grad_max", "maxima", "grad_min grad_max", "gradients"),

@@ -167,21 +167,26 @@ def _record(
 ) -> Iterator[Difference]:
     """The worst parameter of every column of one record."""
     found = {**record.params.columns, **record.params.percentiles}
+    left_out = truth.noise
+    if not limits.unowned_gradients:
+        left_out = left_out | (truth.columns["in_optimizer"] == 0)
     for column in COLUMNS:
         want, have = truth.columns[column.name], found[column.name][order]
         size = _relative(want, have, _scale(truth, column.scale, want))
-        if column.name.startswith(("grad_", "update_")) or column.name == "frozen":
-            size = np.where(truth.noise, 0.0, size)
+        if column.name.startswith(("grad_", "update_")) or column.name in ("frozen", "has_grad"):
+            size = np.where(left_out, 0.0, size)
         limit = getattr(limits, column.limit) if column.limit else _COUNT_LIMIT
         yield _worst(column.name, column.kind, size, limit, truth, want, have)
     if record.params.grad_histogram is not None:
         moved = _moved(truth.histogram, record.params.grad_histogram[order])
-        moved = np.where(truth.noise, 0.0, moved)
+        moved = np.where(left_out, 0.0, moved)
         zero = np.zeros(len(moved))
         yield _worst("grad_histogram", "percentiles", moved, limits.bins, truth, zero, moved)
     for tag, kind in TOTALS.items():
         if truth.noise.any() and not tag.endswith("_norm"):
             continue  # a median or a count may rest on a parameter that is left out
+        if kind == "gradients" and (left_out & ~truth.noise).any():
+            continue
         a, b = truth.totals[tag], record.metrics.get(tag, nan)
         limit = _COUNT_LIMIT if kind == "counts" else getattr(limits, kind)
         yield Difference(tag, kind, _relative_scalar(a, b), limit, "", truth.step, a, b)

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from distmon.errors import DistmonError
 from distmon.layout import Shard, capture
-from distmon.layout.arrangements import Arrangement
+from distmon.layout.arrangements import Arranged, Arrangement
 from distmon.record import Record
 from distmon.sampling import choose
 from distmon.verify.expected import EPS, SAMPLE_SEED, SAMPLE_SIZE
 from distmon.verify.workloads import load_workload
-from distmon.wiring import attach
+from distmon.wiring import watch
 
 _TIMEOUT_S = 60.0
 
@@ -46,10 +46,12 @@ def observe(
     `interval` is at least 2: steps that are not observed show what the optimizer sends by itself.
     """
     arranged = arrangement.build(load_workload(source))
-    shards = capture(arranged.modules)
-    monitor = attach(
-        arranged.modules,
+    shards = arranged.shards() if arranged.shards is not None else capture(arranged.modules)
+    monitor = watch(
+        lambda _: shards,
+        shards[0].weight().device,
         arranged.optimizers,
+        groups=arranged.groups,
         enabled=True,
         interval=interval,
         sample_size=SAMPLE_SIZE,
@@ -73,8 +75,7 @@ def observe(
                 module.zero_grad()  # also what no optimizer owns
             loss = arranged.backward(step)
             with _Collectives() as stepping:
-                for optimizer in arranged.optimizers:
-                    optimizer.step()
+                _step(arranged)
             with _Collectives() as own:
                 monitor.step(loss=loss)
             if step % interval:
@@ -85,6 +86,8 @@ def observe(
             records.append(monitor.last_record)
             calls.append(own.calls + stepping.calls - usual)
             nbytes.append(own.nbytes)
+    if arranged.close is not None:
+        arranged.close()
     return Observed(
         records=tuple(records),
         sampled={shard.name: _held(shard) for shard in shards},
@@ -92,6 +95,14 @@ def observe(
         collectives=tuple(calls),
         nbytes=tuple(nbytes),
     )
+
+
+def _step(arranged: Arranged) -> None:
+    if arranged.step is not None:
+        arranged.step()
+        return
+    for optimizer in arranged.optimizers:
+        optimizer.step()
 
 
 def _held(shard: Shard) -> int:

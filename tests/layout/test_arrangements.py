@@ -51,7 +51,9 @@ def _train_all(_: int, ranks: int) -> dict[str, Any]:
     return {
         name: _train(arrangement)
         for name, arrangement in ARRANGEMENTS.items()
-        if arrangement is not PLAIN and not arrangement.misfit(ranks)
+        if arrangement is not PLAIN
+        and not arrangement.misfit(ranks)
+        and not arrangement.summary.startswith("DeepSpeed")  # has a trainer of its own
     }
 
 

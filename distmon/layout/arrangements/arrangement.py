@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from distmon.errors import DistmonError
 from distmon.layout.arrangements.workload import Workload
+from distmon.layout.shard import Shard
 
 
 class CannotArrangeError(DistmonError):
@@ -26,6 +28,9 @@ class Limits:
     loss: float = 1e-9
     bins: float = 0.0
     """Share of a parameter's sampled gradients that may lie in another bin, or become zero."""
+    unowned_gradients: bool = True
+    """Whether ranks average also the gradients of parameters that no optimizer owns. Otherwise
+    nothing is said of those."""
 
 
 EXACT = Limits()
@@ -45,6 +50,14 @@ class Arranged:
     """Forward and backward of a step on this rank's part of the global batch; afterwards the
     gradients are those of the global batch. Returns the loss of that part, None on a rank that
     computes none."""
+    shards: Callable[[], list[Shard]] | None = None
+    """What this rank holds, where a look at the modules does not tell."""
+    groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None
+    """The param groups as they were set up, where those of the optimizers are others."""
+    step: Callable[[], None] | None = None
+    """Steps the optimizers, where something around them does."""
+    close: Callable[[], None] | None = None
+    """Gives back what would get into the way of the next arrangement."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from distmon.layout.arrangements import (
     replicated,
     sharded,
     tensor_parallel,
+    zero,
 )
 from distmon.layout.arrangements.arrangement import Arrangement
 
@@ -25,6 +26,7 @@ ARRANGEMENTS: dict[str, Arrangement] = {
         *sharded.ARRANGEMENTS,
         *tensor_parallel.ARRANGEMENTS,
         *pipeline.ARRANGEMENTS,
+        *zero.ARRANGEMENTS,
     )
 }
 

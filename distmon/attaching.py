@@ -1,0 +1,73 @@
+"""`attach`: one call for whatever the user trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from distmon.layout import capture
+from distmon.monitor import Monitor
+from distmon.rules.base import Rule
+from distmon.wiring import Config, Optimizers, watch
+
+
+def attach(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: Optimizers = None,
+    config: Config = None,
+    *,
+    hooks: bool = True,
+    console: Console | None = None,
+    rename: Callable[[str], str] = str,
+    own_rules: Sequence[Rule] = (),
+    **overrides: Any,
+) -> Monitor:
+    """Watch `model` while `optimizer` (or several) trains it.
+
+    Call it on every rank, after wrapping the model and before its first forward. `config` is a
+    mapping, a YAML or JSON file, or a `MonitorConfig`; keyword arguments override its keys. With
+    `hooks=False` the trainer calls `before_step()` and `after_step()` itself. `console` is where
+    the console sink prints; pass that of your progress bar. A mistake is a `DistmonError`.
+
+    Of a pipeline each rank gives its own stage, or a list of them. A parameter is known by its name
+    in the whole model; where stages count their layers from 0, `rename` gives that name.
+
+    `own_rules` are functions decorated with `distmon.rule`; give the same on every rank.
+
+    `model` may be a DeepSpeed engine, without an optimizer: see `distmon.deepspeed.attach`.
+    """
+    if optimizer is None and _is_engine(model):
+        from distmon.deepspeed import attach as attach_engine
+
+        return attach_engine(model, config, console=console, own_rules=own_rules, **overrides)
+    return watch(
+        lambda settings: capture(model, settings.include, settings.exclude, rename),
+        _device_of(model),
+        optimizer,
+        config,
+        hooks=hooks,
+        console=console,
+        own_rules=own_rules,
+        **overrides,
+    )
+
+
+def _is_engine(model: object) -> bool:
+    """Without importing DeepSpeed: whoever has an engine has done so."""
+    return any(
+        base.__name__ == "DeepSpeedEngine" and base.__module__.startswith("deepspeed.")
+        for base in type(model).__mro__
+    )
+
+
+def _device_of(model: object) -> torch.device:
+    """Where the ranks' first collective takes place, also when the model is nothing of use."""
+    modules = model if isinstance(model, list | tuple) else [model]
+    for module in modules:
+        if isinstance(module, torch.nn.Module):
+            for parameter in module.parameters():
+                return torch.device("cpu") if parameter.is_meta else parameter.device
+    return torch.device("cpu")
