@@ -176,7 +176,8 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: step, loss average, rule states. Plain values, small, and
-        independent of the number of ranks; any rank's will do."""
+        independent of the number of ranks; any rank's will do. The losses since the last
+        observation are this rank's own, so they weigh in the average as if all ranks had them."""
         in_flight = [] if self._started is None else self._observer.losses_in_flight()
         return {
             "version": _STATE_VERSION,

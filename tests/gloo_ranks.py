@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import tempfile
@@ -23,9 +24,15 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]
 
     `function` must be importable. A rank that raises fails the test with its traceback.
     """
+    # The server imports torch once, for all ranks of all tests.
+    multiprocessing.set_forkserver_preload(["torch", "distmon", "distmon.verify"])
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(
-            _enter, (function, world, folder, args), nprocs=world, join=False, start_method="spawn"
+            _enter,
+            (function, world, folder, args),
+            nprocs=world,
+            join=False,
+            start_method="forkserver",
         )
         while not context.join(timeout=TIMEOUT_S):
             pass

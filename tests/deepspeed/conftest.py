@@ -5,7 +5,6 @@ Starting DeepSpeed takes longer than training a small engine with it.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,34 +12,11 @@ from typing import Any
 
 import pytest
 from gloo_ranks import run_ranks
+from pair_of_ranks import everything
 
 _spec = find_spec("deepspeed")
 # This folder has the package's name, and a folder alone would do for a specification.
 collect_ignore_glob = [] if _spec is not None and _spec.origin is not None else ["test_*.py"]
-
-
-def everything(rank: int, world: int, folder: str) -> dict[str, Any]:
-    """The results by part, or a text that says why there is none."""
-    from engine_cases import EXACT, OVERFLOWING, ROUNDED, SPOILED, run_cases
-    from other_engines import experts, pipeline
-    from way_in_cases import resume, ways_in
-
-    place = Path(folder)
-    cases = {**EXACT, **ROUNDED, **SPOILED, **OVERFLOWING}
-    parts: dict[str, Callable[[], Any]] = {
-        "cases": lambda: run_cases(rank, world, cases, folder),
-        "ways in": lambda: ways_in(rank, place / "ways"),
-        "resume": lambda: resume(rank, place / "resume"),
-        "experts": lambda: experts(rank, place),
-        "pipeline": lambda: pipeline(place),  # last: it leaves its topology to the process
-    }
-    found: dict[str, Any] = {}
-    for name, part in parts.items():
-        try:
-            found[name] = part()
-        except Exception:
-            found[name] = traceback.format_exc()
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -57,10 +57,19 @@ def _distribute(model: Model, arrangement: str, world: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def _check(arrangement: str, world: int) -> dict[str, Any]:
-    """In a process of its own: a fake process group stays for good."""
-    rank = world - world // 3
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+def _check(arrangement: str, worlds: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+    """In a process of its own, away from whatever other tests left in this one."""
+    found = {}
+    for world in worlds:
+        rank = world - world // 3
+        dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+        found[world] = _held(arrangement, world)
+        dist.destroy_process_group()
+    return found
+
+
+def _held(arrangement: str, world: int) -> dict[str, Any]:
+    """By parameter: how often its elements are held, at least and at most, and by how many."""
     with torch.device("meta"):
         model = Model()
     _distribute(model, arrangement, world)
@@ -99,10 +108,10 @@ def _check(arrangement: str, world: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arrangement", ["fsdp", "hsdp", "fsdp+tp"])
 def test_every_sampled_element_is_somewhere_and_equally_often(arrangement: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    for world in (8, 64, 4096) if arrangement == "fsdp+tp" else (8, 4096):
-        with context.Pool(1) as pool:
-            held = pool.apply(_check, (arrangement, world))
+    worlds = (8, 64, 4096) if arrangement == "fsdp+tp" else (8, 4096)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(_check, (arrangement, worlds))
+    for world, held in found.items():
         assert len(held) == (5 if (arrangement, world) == ("fsdp+tp", 4096) else 7)
         for name, (least, most, ranks, count) in held.items():
             # Replicated over the tensor-parallel ranks without being placed on them.
