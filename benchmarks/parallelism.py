@@ -10,6 +10,7 @@ load on the machine falls on all of them. The ratio to DDP is what counts, not t
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -96,6 +97,7 @@ ARRANGEMENTS: dict[str, Callable[[nn.Module], tuple[Any, Any, Step]]] = {
 def measure(rank: int, params: int, folder: str, names: list[str]) -> None:
     """One rank: the monitor's own seconds per observation by arrangement, written by rank 0."""
     torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     if any(name.startswith("zero") for name in names):

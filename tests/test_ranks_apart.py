@@ -52,7 +52,7 @@ def test_a_rank_that_falls_behind_is_named_by_all(tmp_path: Path) -> None:
 
 
 KILLED = """
-    import os, signal, sys
+    import os, pathlib, signal, sys
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     import distmon
@@ -64,7 +64,7 @@ KILLED = """
     monitor = distmon.attach(
         wrapped, optimizer, run_dir=sys.argv[1], sinks=["jsonl", "arrow"], interval=2, timeout_s=20
     )
-    print("pid", os.getpid(), flush=True)
+    pathlib.Path(sys.argv[1] + f".pid{dist.get_rank()}").write_text(str(os.getpid()))
     if dist.get_rank() == 1:
         inner = monitor._observer._buffers.start
         def die_at_the_third(calls=[]):
@@ -97,8 +97,9 @@ def test_a_rank_killed_in_an_observation_leaves_a_readable_run(tmp_path: Path) -
     assert ended.returncode != 0
     assert "SIGKILL" in ended.stderr
     assert time.monotonic() - begin < 80
-    pids = [int(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("pid")]
+    pids = [int(path.read_text()) for path in tmp_path.glob("run.pid*")]
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     run = distmon.read_run(tmp_path / "run")
-    assert [record["step"] for record in run.records] == [2, 4]
+    # The second was on its way to the disk when the end came.
+    assert [record["step"] for record in run.records] in ([2], [2, 4])

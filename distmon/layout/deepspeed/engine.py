@@ -12,7 +12,7 @@ from distmon.errors import LayoutError
 from distmon.layout.capture import capture
 from distmon.layout.deepspeed.experts import WholeModelNames
 from distmon.layout.deepspeed.pieces import flat_region, piece_shard
-from distmon.layout.deepspeed.wrappers import Owned, partition_length, pieces_of
+from distmon.layout.deepspeed.wrappers import Owned, cut_over, partition_length, pieces_of
 from distmon.layout.plain import plain_shard
 from distmon.layout.shard import Shard, absent_shard
 
@@ -145,7 +145,7 @@ def _partition_shard(name: str, shape: tuple[int, ...], parameter: Any) -> Shard
         requires_grad=lambda: parameter.requires_grad,
         grad_is_unreadable=lambda: False,
         parameters=(parameter,),
-        spread=f"cut over {ranks}",
+        spread=cut_over(ranks),
     )
 
 

@@ -52,7 +52,7 @@ def _sub_groups(wrapper: Any) -> Owned:
                 begin,
                 length,
                 flat_region(rank * size, length, parameter.ds_numel),
-                f"cut over {ranks}",
+                cut_over(ranks),
                 _waiting_in_sub_group(wrapper, number, place, length),
             )
     return Owned(pieces, masters)
@@ -131,7 +131,7 @@ def _cut_vectors(
                 begin,
                 length,
                 flat_region(first - offset, length, parameter.numel()),
-                f"cut over {ranks}",
+                cut_over(ranks),
                 waiting(begin, length),
             )
     return Owned(pieces, [[master] for master in masters])
@@ -192,6 +192,11 @@ def _whole(parameter: torch.Tensor, master: torch.Tensor, begin: int) -> Piece:
         return None if parameter.grad is None else parameter.grad.reshape(-1)
 
     return Piece(master, begin, parameter.numel(), Everything(), "whole", waiting)
+
+
+def cut_over(ranks: Sequence[int]) -> str:
+    """The spread of what is cut over these ranks; a list of thousands would be a long name."""
+    return f"cut over {len(ranks)} ranks {hash(tuple(ranks)):x}"
 
 
 def _partition_group(parameter: Any, otherwise: Any) -> tuple[int, list[int]]:
