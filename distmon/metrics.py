@@ -105,6 +105,7 @@ RANK_METRICS: Final[tuple[Metric, ...]] = (
     Metric("signal_step", "step", "first step whose loss or gradient norm was not finite, else 0"),
     Metric("signal_kind", "", "1 loss, 2 gradient norm"),
     Metric("knows_bad", "", "1 when an earlier record has already located the NaN that is there"),
+    Metric("shown_norm", "", "newest total gradient norm shown to the monitor, -1 without one"),
     Metric("skipped_steps", "steps", "optimizer steps not applied since the last record"),
     Metric("step_seconds", "s", "mean step time since the last record"),
     Metric("elapsed_seconds", "s", "time since the last record"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -306,8 +305,10 @@ class Monitor:
             return
         self._measure(None, ran=False)  # what no optimizer has stepped
         evidence = self._shown = self._watch.evidence
+        norm = self._watch.take_norm()
         telemetry = {
             **self._clock.take(),
+            "shown_norm": -1.0 if norm is None else norm,
             "signal_step": float(evidence.step if evidence else 0),
             "signal_kind": float(evidence.signal if evidence else 0),
             "skipped_steps": float(self._skipped),
@@ -328,12 +329,6 @@ class Monitor:
         assert step is not None
         try:
             record = self._observer.finish(step, self._shown, self._lr_then, search)
-            self._watch.poll()  # what was shown before the observation has arrived with it
-            norm = self._watch.norm_of(step)
-            if norm is not None:
-                record = replace(
-                    record, metrics={**record.metrics, "train/unclipped_grad_norm": norm}
-                )
             if self._watch.evidence is self._shown:
                 self._watch.evidence = None
             self._known_bad = record.has_nonfinite

@@ -226,6 +226,9 @@ class Observer:
         if averages:
             metrics["train/step_loss_ema"] = [*averages.values()][-1]
         metrics["train/lr"] = float(table.columns["lr"][0]) if lr is None else lr
+        norms = reduced.ranks["shown_norm"][reduced.ranks["failed"] == 0]
+        if (norms != -1).any():
+            metrics["train/unclipped_grad_norm"] = float(norms[norms != -1].max())
         metrics |= self._performance(reduced)
         return Record(
             step=step,

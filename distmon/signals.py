@@ -56,7 +56,7 @@ class SignalWatch:
         self._skips_are_evidence = skips_are_evidence
         self._in_flight: deque[tuple[int, int, torch.Tensor, DeviceMark]] = deque()
         self._skipped: deque[int] = deque(maxlen=16)
-        self._norms: deque[tuple[int, float]] = deque(maxlen=16)
+        self._norm: float | None = None
         self.evidence: Evidence | None = None
         """The first of this stretch of trouble; cleared by the monitor when it is told."""
 
@@ -87,9 +87,10 @@ class SignalWatch:
         if found and found.signal == GRAD_NORM and found.step == step:
             self.evidence = None
 
-    def norm_of(self, step: int) -> float | None:
-        """The total gradient norm that was shown at one of the last steps, if it has arrived."""
-        return dict(self._norms).get(step)
+    def take_norm(self) -> float | None:
+        """The newest total gradient norm that has arrived since this was last called."""
+        norm, self._norm = self._norm, None
+        return norm
 
     def rest(self) -> None:
         """Forget what is on its way: it belongs to trouble that is known."""
@@ -97,7 +98,7 @@ class SignalWatch:
 
     def _judge(self, signal: int, value: float, step: int) -> None:
         if signal == GRAD_NORM:
-            self._norms.append((step, value))
+            self._norm = value
         if math.isfinite(value) or self.evidence is not None:
             return
         if signal == GRAD_NORM and step in self._skipped:

@@ -268,3 +268,24 @@ def test_what_goes_wrong_on_one_rank_is_named_on_all(tmp_path: Path) -> None:
         assert told in found["folder"]
     rules = [a["rule"] for a in distmon.read_run(tmp_path / "a" / "run").alerts]
     assert rules == ["replica_desync"]
+
+
+def _norms(rank: int, _: int, folder: str) -> Any:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with distmon.attach(model, optimizer, **quiet(Path(folder), interval=2)) as monitor:
+        for step in range(1, 5):
+            if step < 3 or rank:
+                monitor.check(grad_norm=float(10 * step + rank))
+            optimizer.step()
+            monitor.step()
+            if step == 2:
+                assert monitor.last_record is not None
+                first = monitor.last_record.metrics["train/unclipped_grad_norm"]
+        assert monitor.last_record is not None
+        return first, monitor.last_record.metrics["train/unclipped_grad_norm"]
+
+
+def test_a_shown_norm_is_the_same_on_every_rank(tmp_path: Path) -> None:
+    # The newest of each rank; the largest of them, where ranks show different ones or none.
+    assert run_ranks(_norms, 2, str(tmp_path)) == [(21.0, 41.0), (21.0, 41.0)]

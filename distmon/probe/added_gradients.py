@@ -33,6 +33,9 @@ class AddedGradients:
         self.rows = [i for i, shard in enumerate(shards) if shard.may_be_addend]
         counts = [plan.samples[i].count for i in self.rows]
         self._begins = np.cumsum([0, *counts])
+        # On the device beforehand: a list as an index would be copied there, and waited for.
+        self._sums = torch.tensor(_GRADIENT_SUMS).to(plan.device)
+        self._maxima = torch.tensor(_GRADIENT_MAXIMA).to(plan.device)
         self._slots: dict[int, torch.Tensor] = {}
         self._offsets: dict[int, torch.Tensor] = {}
         for row, begin in zip(self.rows, self._begins, strict=False):
@@ -61,8 +64,8 @@ class AddedGradients:
             values = grad.reshape(-1)[self._offsets[row]].double() * applied[row]
             buffer[self._slots[row]] = values
             share.copy_(applied[row] / self._shards[row].addends())
-            rows.sums[row, _GRADIENT_SUMS] = 0.0
-            rows.maxima[row, _GRADIENT_MAXIMA] = -torch.inf
+            rows.sums[row].index_fill_(0, self._sums, 0.0)
+            rows.maxima[row].index_fill_(0, self._maxima, -torch.inf)
             if rows.bins is not None:
                 rows.bins[row] = 0.0
 

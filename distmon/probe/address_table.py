@@ -86,7 +86,7 @@ class AddressTable:
                     list(map(torch.Tensor.is_contiguous, grads)),
                 )
             except (TypeError, AttributeError, RuntimeError):
-                pass  # one is None or sparse: look at each
+                pass  # one is None or sparse; the look at each raises what is really wrong
             else:
                 return self._update("grad", grads, found)
         return self._look("grad", [g() for g in self._grads])
