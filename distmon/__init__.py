@@ -1,5 +1,6 @@
 """distmon: watches distributed PyTorch training from the inside."""
 
+from distmon.actions import TrainingStopped
 from distmon.alert import Alert
 from distmon.attaching import attach
 from distmon.config import MonitorConfig
@@ -17,6 +18,7 @@ __all__ = [
     "MonitorConfig",
     "Record",
     "Run",
+    "TrainingStopped",
     "attach",
     "read_run",
     "rule",

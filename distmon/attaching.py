@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from distmon.actions import AlertCall
 from distmon.layout import capture
 from distmon.monitor import Monitor
 from distmon.rules.base import Rule
@@ -23,6 +24,8 @@ def attach(
     console: Console | None = None,
     rename: Callable[[str], str] = str,
     own_rules: Sequence[Rule] = (),
+    on_alert: AlertCall | None = None,
+    on_checkpoint: AlertCall | None = None,
     **overrides: Any,
 ) -> Monitor:
     """Watch `model` while `optimizer` (or several) trains it.
@@ -37,12 +40,23 @@ def attach(
 
     `own_rules` are functions decorated with `distmon.rule`; give the same on every rank.
 
+    `on_alert` is called with every alert; `on_checkpoint` where `actions.checkpoint` asks for one.
+    Both are called on every rank, at the same step, from within `Monitor.step`.
+
     `model` may be a DeepSpeed engine, without an optimizer: see `distmon.deepspeed.attach`.
     """
     if optimizer is None and _is_engine(model):
         from distmon.deepspeed import attach as attach_engine
 
-        return attach_engine(model, config, console=console, own_rules=own_rules, **overrides)
+        return attach_engine(
+            model,
+            config,
+            console=console,
+            own_rules=own_rules,
+            on_alert=on_alert,
+            on_checkpoint=on_checkpoint,
+            **overrides,
+        )
     return watch(
         lambda settings: capture(model, settings.include, settings.exclude, rename),
         _device_of(model),
@@ -51,6 +65,8 @@ def attach(
         hooks=hooks,
         console=console,
         own_rules=own_rules,
+        on_alert=on_alert,
+        on_checkpoint=on_checkpoint,
         **overrides,
     )
 

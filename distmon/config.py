@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from distmon.errors import ConfigError
 
@@ -49,6 +49,51 @@ class WandbConfig(_Section):
     """Absent: as wandb's environment says."""
     tags: NameList = ()
     """Tags of the wandb run."""
+
+
+class FlowConfig(_Section):
+    """Gain of the backward pass, block by block."""
+
+    enabled: bool = True
+    """Watch the blocks on observed steps."""
+    blocks: NameList = ()
+    """Globs of the modules that are blocks; without one, the model's repeated blocks are found."""
+    window: int = Field(default=5, ge=2)
+    """Observations that the moving average and the drift of the mean gain look back on."""
+
+
+class NotifyConfig(_Section):
+    """Alerts to people, through any service that apprise knows."""
+
+    urls: tuple[SecretStr, ...] = ()
+    """apprise URLs, such as `slack://...`; `env:NAME` takes one from the environment."""
+    severity: Literal["info", "warning", "critical"] = "warning"
+    """The least severe alert that is sent."""
+    per_hour: int = Field(default=20, ge=1)
+    """Most messages in an hour; what is held back is counted in the next one."""
+    attempts: int = Field(default=3, ge=1)
+    """How often a message is tried before it counts as failed."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """Longest wait for a service."""
+
+
+class ActionsConfig(_Section):
+    """What is done when an alert is raised. Each lists rules by glob, or severities; none is on by
+    default. `actions: stop` is short for `stop: [warning, critical]`."""
+
+    stop: NameList = ()
+    """End the training on every rank at the same step; also writes a bundle."""
+    checkpoint: NameList = ()
+    """Ask the trainer for a checkpoint: calls what `attach(on_checkpoint=...)` got."""
+    bundle: NameList = ()
+    """Write a debug bundle into the run folder."""
+
+
+def _as_actions(value: Any) -> Any:
+    """`stop` or `[stop, bundle]` where a mapping is meant."""
+    if isinstance(value, str | list | tuple):
+        return dict.fromkeys(_as_list(value), ("warning", "critical"))
+    return value
 
 
 class RuleConfig(BaseModel):
@@ -119,6 +164,14 @@ class MonitorConfig(_Section):
     """Most parameters that `param_tags` may select."""
     wandb: WandbConfig = WandbConfig()
     """Settings of the wandb sink."""
+    flow: FlowConfig = FlowConfig()
+    """Gain of the backward pass, block by block."""
+    task_interval: int = Field(default=100, ge=1)
+    """Steps from one measurement of the tasks to the next."""
+    notify: NotifyConfig = NotifyConfig()
+    """Alerts to people."""
+    actions: Annotated[ActionsConfig, BeforeValidator(_as_actions)] = ActionsConfig()
+    """What is done when an alert is raised; nothing by default."""
     rules: dict[str, RuleConfig] = Field(default_factory=dict)
     """Settings by rule name; `distmon rules` lists them."""
 

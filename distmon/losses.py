@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from distmon.device_marks import to_device
+from distmon.device_marks import DeviceMark, to_device
+
+Number = float | torch.Tensor
 
 
 class LossEma:
@@ -96,3 +98,26 @@ def host_value(value: Any) -> float:
 def on_host(value: float | torch.Tensor) -> bool:
     """Whether `host_value` may be asked without waiting for a device."""
     return not isinstance(value, torch.Tensor) or value.is_cpu
+
+
+class Arriving:
+    """A number on its way to the host; one on an accelerator is copied without waiting for it."""
+
+    def __init__(self, value: Number) -> None:
+        self._mark: DeviceMark | None = None
+        if on_host(value):
+            self._value: Number = host_value(value)
+        elif isinstance(value, torch.Tensor):
+            self._value = torch.empty((), dtype=torch.float32, pin_memory=True)
+            self._value.copy_(value.detach().reshape(()), non_blocking=True)
+            self._mark = DeviceMark()
+
+    def there(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._mark is None or self._mark.done()
+
+    def read(self) -> float:
+        """The number, as soon as it is there."""
+        if self._mark is not None:
+            self._mark.wait()
+        return host_value(self._value)

@@ -40,6 +40,15 @@ RUN_METRICS: Final[tuple[Metric, ...]] = (
         "total gradient norm given to check() or step()",
     ),
     Metric("train/skipped_steps", "steps", "optimizer steps not applied since the last record"),
+    Metric("gradient_monitor/mean_gain", "", "mean over blocks of the gain of the backward pass"),
+    Metric("gradient_monitor/mean_gain_ma", "", "mean gain averaged over the last observations"),
+    Metric("gradient_monitor/mean_gain_drift", "", "relative change of mean gain over its window"),
+    Metric("gradient_monitor/amplification", "", "mean_gain ** blocks: first gradient over last"),
+    Metric("evaluation/train_loss", "", "training loss given with the newest evaluation"),
+    Metric("evaluation/val_loss", "", "validation loss of the newest evaluation"),
+    Metric("evaluation/improvement_rate", "", "(previous - now) / previous validation loss"),
+    Metric("evaluation/train_val_gap", "", "(validation - training) / training loss"),
+    Metric("evaluation/plateau_detected", "", "1 when 3 evaluations each changed less than 1%"),
     Metric("performance/step_seconds", "s", "mean step time since the last record, slowest rank"),
     Metric("performance/tokens_per_second", "tokens/s", "all ranks together"),
     Metric("performance/monitor_seconds", "s", "the monitor's own time since the last record"),
@@ -49,6 +58,9 @@ RUN_METRICS: Final[tuple[Metric, ...]] = (
 )
 TOPK_FROZEN_PREFIX: Final = "monitor/topk_frozen/"
 """`monitor/topk_frozen/{name}`: update ratio of the worst frozen parameters, at most top-k tags."""
+
+TASK_PREFIX: Final = "tasks/"
+"""`tasks/{name}/grad_norm` and `tasks/{name}/ratio`, for the tasks given to `task_losses`."""
 
 PARAM_METRICS: Final[tuple[Metric, ...]] = (
     Metric("weight_norm", "", "norm of the whole parameter, estimated from its sample"),
@@ -89,6 +101,9 @@ PERCENTILE_METRICS: Final[tuple[Metric, ...]] = tuple(
 REPLICA_CLASSES: Final = 4
 """Ways in which the parameters of one model may be spread over ranks and still be compared."""
 
+PENDING_EVALUATIONS: Final = 2
+"""Evaluations that may wait for one observation; of more, the newest count."""
+
 RANK_METRICS: Final[tuple[Metric, ...]] = (
     Metric("time", "s", "Unix time of the rank when it observed"),
     Metric("step", "", "step number the rank believes in"),
@@ -106,6 +121,16 @@ RANK_METRICS: Final[tuple[Metric, ...]] = (
     Metric("signal_kind", "", "1 loss, 2 gradient norm"),
     Metric("knows_bad", "", "1 when an earlier record has already located the NaN that is there"),
     Metric("shown_norm", "", "newest total gradient norm shown to the monitor, -1 without one"),
+    *(
+        Metric(
+            f"eval{i}_{what}", "", f"{what} of evaluation {i} since the last record; step 0: none"
+        )
+        for i in range(PENDING_EVALUATIONS)
+        for what in ("step", "epoch", "train_loss", "val_loss")
+    ),
+    Metric(
+        "task_key", "", "which tasks it measured since the last record, 48-bit hash, 0 for none"
+    ),
     Metric("skipped_steps", "steps", "optimizer steps not applied since the last record"),
     Metric("step_seconds", "s", "mean step time since the last record"),
     Metric("elapsed_seconds", "s", "time since the last record"),

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from distmon.actions import AlertCall, Callbacks, TrainingStopped, first_match
+from distmon.alert import Alert
+from distmon.config import ActionsConfig
 from distmon.errors import CollectiveError
-from distmon.losses import host_value
+from distmon.evaluations import PendingEvaluations
+from distmon.losses import Number, host_value
 from distmon.observer import Observer
 from distmon.ownership import scaler_verdict
 from distmon.record import Record
@@ -25,7 +30,6 @@ from distmon.telemetry.step_clock import StepClock
 
 log = logging.getLogger("distmon")
 
-Number = float | torch.Tensor
 Optimizer = torch.optim.Optimizer
 _STATE_VERSION = 1
 
@@ -48,6 +52,9 @@ class Monitor:
         optimizers: Sequence[Optimizer],
         reporter: Reporter | None,
         pick_up_after: int,
+        task_interval: int,
+        actions: ActionsConfig,
+        callbacks: Callbacks,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._interval = interval
@@ -59,6 +66,12 @@ class Monitor:
         self._reporter = reporter
         # The number of steps is fixed, not "when ready": every rank judges a record at one step.
         self._lag = min(pick_up_after, interval)
+        self._task_interval = task_interval
+        self._actions = actions
+        self._callbacks = callbacks
+        self._stopped_by: Alert | None = None
+        self._evaluations = PendingEvaluations()
+        self._tasks_at = 0
         self._now = now
         self._clock = StepClock(now)
         self._seconds = 0.0
@@ -138,6 +151,41 @@ class Monitor:
         except Exception as error:
             self._fault("check", error, spoils_observation=False)
 
+    def evaluated(
+        self, *, val_loss: Number, train_loss: Number | None = None, epoch: float | None = None
+    ) -> None:
+        """The model was validated. Told with the next record, or at `close`.
+
+        Call it where the loss is known: on one rank or on all, whose mean counts. Without
+        `train_loss` the moving average of the training loss stands in.
+        """
+        if self._closed:
+            return
+        try:
+            self._evaluations.add(self._completed, epoch, train_loss, val_loss)
+        except Exception as error:
+            self._fault("evaluated", error, spoils_observation=False)
+
+    def task_losses(self, losses: Mapping[str, torch.Tensor]) -> None:
+        """Measure how strongly each task pulls at the parameters that they share.
+
+        Call it before the backward pass, at every step on every rank, with unscaled losses by task.
+        Every `task_interval` steps it takes the gradient of each, which costs one backward pass per
+        task, and leaves `.grad` and the graph as they are.
+        """
+        coming = self._completed + self._stride
+        due = coming // self._task_interval > self._completed // self._task_interval
+        # Not in the first step of the process: DDP with a static graph learns its order there.
+        if not due or self._closed or not self._begun or self._tasks_at == coming:
+            return
+        begin = self._now()
+        self._tasks_at = coming
+        try:
+            self._observer.tasks.measure(losses)
+        except Exception as error:
+            self._fault("task_losses", error, spoils_observation=False)
+        self._seconds += self._now() - begin
+
     def step(
         self,
         *,
@@ -172,6 +220,8 @@ class Monitor:
             self._collect()
         self._snapshots, self._ran = [], False
         self._seconds += self._now() - begin
+        if self._stopped_by is not None:
+            self._stop(self._stopped_by)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: step, loss average, rule states. Plain values, small, and
@@ -185,6 +235,7 @@ class Monitor:
             "losses": [*in_flight, *self._observer.ring.to_list()],
             "rules": self._rules.state_dict(),
             "known_bad": self._known_bad,
+            "evaluations": self._observer.evaluations.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -206,6 +257,8 @@ class Monitor:
         self._observer.ring.restore(kept)
         self._rules.load_state_dict(state["rules"])
         self._known_bad = bool(state["known_bad"])
+        if "evaluations" in state:
+            self._observer.evaluations.load_state_dict(state["evaluations"])
 
     def close(self) -> None:
         """Take the hooks off, deliver what is pending, and end the sinks. Safe to call twice.
@@ -216,6 +269,8 @@ class Monitor:
             return
         if self._started is not None:
             self._collect(search=False)
+        if len(self._evaluations) and self._reporter is not None:
+            self._tell_late(self._reporter)
         self._closed = True
         for handle in self._handles:
             handle.remove()
@@ -308,6 +363,8 @@ class Monitor:
         norm = self._watch.take_norm()
         telemetry = {
             **self._clock.take(),
+            **self._evaluations.take(),
+            "task_key": self._observer.tasks.send(),
             "shown_norm": -1.0 if norm is None else norm,
             "signal_step": float(evidence.step if evidence else 0),
             "signal_kind": float(evidence.signal if evidence else 0),
@@ -340,10 +397,51 @@ class Monitor:
                 self._fault(f"rule {rule}", error, spoils_observation=False)
             if self._reporter is not None:
                 self._reporter.post(record, alerts)
+            self._act(alerts)
         except CollectiveError as error:
             self._give_up(error)
         except Exception as error:
             self._fault("record", error, spoils_observation=False)
+
+    def _tell_late(self, reporter: Reporter) -> None:
+        """Judge the evaluations that no observation has followed; nobody acts on them any more."""
+        try:
+            record = self._observer.late_record(self._completed, self._evaluations.take())
+            alerts, _ = self._rules.evaluate(record)
+            reporter.post(record, alerts)
+        except Exception as error:
+            self._fault("evaluations at the end", error, spoils_observation=False)
+
+    def _act(self, alerts: Sequence[Alert]) -> None:
+        """What the user asked to be done; every rank has the same alerts and does the same."""
+        for alert in alerts:
+            self._call("on_alert", self._callbacks.on_alert, alert)
+        wanted = first_match(self._actions.checkpoint, alerts)
+        if wanted is not None:
+            self._call("on_checkpoint", self._callbacks.on_checkpoint, wanted)
+        self._stopped_by = first_match(self._actions.stop, alerts)
+
+    def _call(self, name: str, function: AlertCall | None, alert: Alert) -> None:
+        if function is None:
+            return
+        try:
+            function(alert)
+        except Exception as error:
+            self._fault(name, error, spoils_observation=False)
+
+    def _stop(self, alert: Alert) -> None:
+        """End the run here, on all ranks; none leaves before rank 0 has delivered everything.
+
+        A launcher ends all processes as soon as the first has gone.
+        """
+        stopped = TrainingStopped(alert)
+        if self._reporter is not None:
+            log.warning("training is %s", stopped)
+            self._reporter.close()
+        with suppress(CollectiveError):
+            self._ranks.meet(self._observer.plan.device)
+        self.close()
+        raise stopped
 
     def _next_after(self, step: int) -> int:
         return step - step % self._interval + self._interval

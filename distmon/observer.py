@@ -14,23 +14,25 @@ from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.config import MonitorConfig
 from distmon.derive import Sampling, moments, param_table, run_metrics, suspects
 from distmon.device_marks import to_device
+from distmon.evaluations import EvaluationHistory, evaluation_metrics
 from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
 from distmon.losses import LossEma, LossRing
-from distmon.metrics import REPLICA_CLASSES
+from distmon.metrics import RANK_METRICS, REPLICA_CLASSES
 from distmon.ownership import OWNERSHIP_COLUMNS, Ownership, scaler_verdict
 from distmon.probe import Rows, choose_probe
 from distmon.probe.added_gradients import AddedGradients
 from distmon.probe.exact import nonfinite_counts
 from distmon.probe.torch_twin import odd_multipliers
-from distmon.record import Desync, NonFinite, Record
+from distmon.record import Desync, NonFinite, ParamTable, Record
 from distmon.reduce import SLOT_SIZE, Buffers, Ranks, Reduced
 from distmon.sampling import build_plan, hash48
 from distmon.signals import Evidence
+from distmon.tasks import TaskGradients, task_metrics
 
 DEFAULT_SAMPLE = 1024
 _MAY_DIFFER = {"run_dir", "sinks", "wandb", "queue_size", "total_steps", "param_tags"}
-_MAY_DIFFER |= {"param_tag_cap", "backend", "timeout_s"}
+_MAY_DIFFER |= {"param_tag_cap", "backend", "timeout_s", "notify"}
 """Settings that matter to one rank alone."""
 AGREED = ("versions", "parameters or shapes", "settings")
 """What all ranks must have in common, as it is called when they have not."""
@@ -71,6 +73,8 @@ class Observer:
         )
         self.ring = LossRing(config.interval, device)
         self.ema = LossEma(config.ema_decay)
+        self.evaluations = EvaluationHistory()
+        self.tasks = TaskGradients(shards, config.seed, ranks)
         self._suspects: list[int] = []
         self._steps: list[int] = []
         self._filled: set[int] = set()
@@ -206,9 +210,11 @@ class Observer:
         reduced = self._buffers.finish(len(self._steps))
         self._added.fill(reduced.addends, reduced.sums, reduced.maxima, reduced.bins)
         nonfinite = desync = None
+        tasks: dict[str, float] = {}
         if search:
             nonfinite = self._locate_nonfinite(reduced, step, evidence)
             desync = self._locate_desync(reduced)
+            tasks = self.tasks.norms(reduced.ranks["task_key"].tolist())
         estimates = moments(reduced, self._sampling)
         table = param_table(
             reduced, estimates, self._sampling, self._config.eps, self._frozen_ratio
@@ -226,6 +232,10 @@ class Observer:
         if averages:
             metrics["train/step_loss_ema"] = [*averages.values()][-1]
         metrics["train/lr"] = float(table.columns["lr"][0]) if lr is None else lr
+        evaluations = self.evaluations.receive(reduced.ranks, self.ema.value)
+        if evaluations:
+            metrics |= evaluation_metrics(evaluations[-1])
+        metrics |= task_metrics(tasks)
         norms = reduced.ranks["shown_norm"][reduced.ranks["failed"] == 0]
         if (norms != -1).any():
             metrics["train/unclipped_grad_norm"] = float(norms[norms != -1].max())
@@ -240,9 +250,27 @@ class Observer:
             losses=losses,
             loss_ema=averages,
             applied=bool(reduced.sums[:, SUM["u_count"]].any()),
+            evaluations=evaluations,
+            tasks=tasks,
             nonfinite=nonfinite,
             desync=desync,
             faults=self._faults(reduced, step),
+        )
+
+    def late_record(self, step: int, told: Mapping[str, float]) -> Record:
+        """What this rank was told after the last observation, as a record; enters no collective."""
+        slots = {m.name: np.array([told.get(m.name, 0.0)]) for m in RANK_METRICS}
+        evaluations = self.evaluations.receive(slots, self.ema.value)
+        return Record(
+            step=step,
+            time=time.time(),
+            world_size=self._ranks.size,
+            metrics=evaluation_metrics(evaluations[-1]) if evaluations else {},
+            params=ParamTable.empty(),
+            ranks={},
+            applied=False,
+            evaluations=evaluations,
+            partial=True,
         )
 
     def _locate_nonfinite(
@@ -303,6 +331,7 @@ class Observer:
         for what, words in (
             ("step", "counts steps differently"),
             ("plan_hash", "samples other elements"),
+            ("task_key", "measured other tasks, or on other parameters"),
         ):
             others = self._ranks.minority(reduced.ranks[what].tolist())
             faults += [f"rank {r} {words}" for r in others]

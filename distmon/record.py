@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distmon.metrics import GRAD_PERCENTILES
+from distmon.metrics import GRAD_PERCENTILES, PARAM_METRICS
 from distmon.probe.log_bins import percentiles
 
 Column = NDArray[np.float64]
@@ -38,6 +39,11 @@ class ParamTable:
             GRAD_PERCENTILES,
         )
         return {f"grad_p{q}": v for q, v in zip(GRAD_PERCENTILES, values, strict=True)}
+
+    @classmethod
+    def empty(cls) -> Self:
+        """A table of no parameters, with all columns."""
+        return cls((), {metric.name: np.zeros(0) for metric in PARAM_METRICS})
 
     def __len__(self) -> int:
         return len(self.names)
@@ -88,6 +94,42 @@ class Desync:
 
 
 @dataclass(frozen=True)
+class FlowTable:
+    """How the gradient changes on its way back through each block, in layer order."""
+
+    blocks: tuple[str, ...]
+    input_norm: Column
+    """Norm of dL/d(input of the block) over the global batch; NaN where nothing was measured."""
+    output_norm: Column
+    """Norm of dL/d(output of the block)."""
+
+    @property
+    def gain(self) -> Column:
+        """Above 1 the gradient grows on its way back; NaN where nothing came in."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.output_norm > 0, self.input_norm / self.output_norm, np.nan)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One validation of the model, as it was told to `Monitor.evaluated`, mean over ranks."""
+
+    number: int
+    """1 for the first of the run."""
+    step: int
+    epoch: float | None
+    train_loss: float | None
+    val_loss: float
+    improvement: float | None
+    """(previous - now) / previous validation loss; None without a previous one."""
+    train_improvement: float | None
+    gap: float | None
+    """(validation - training) / training loss."""
+    unchanged: int
+    """Evaluations in a row, up to this one, whose validation loss changed by less than 1%."""
+
+
+@dataclass(frozen=True)
 class Record:
     """The reduced result of one observation. Everything downstream sees this and nothing else."""
 
@@ -106,8 +148,16 @@ class Record:
     """The moving average after each of those steps."""
     applied: bool = True
     """False when the optimizer skipped this step: gradients and updates are then not measured."""
+    flow: FlowTable | None = None
+    """None when no block is watched, or the backward pass of this step was not."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """Those since the last record."""
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    """Gradient norm of each task's loss on the shared parameters, when it was measured."""
     nonfinite: NonFinite | None = None
     desync: Desync | None = None
+    partial: bool = False
+    """Made at the end, of what came after the last observation: nothing was measured."""
     faults: tuple[str, ...] = ()
     """What kept a rank from observing, one sentence each."""
 

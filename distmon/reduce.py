@@ -99,6 +99,12 @@ class Ranks:
         except Exception as error:
             raise CollectiveError(f"{type(error).__name__}: {error}") from error
 
+    def meet(self, device: torch.device) -> None:
+        """Return when all ranks have come here."""
+        mark = torch.zeros(1, device=device)
+        self.all_reduce(mark, dist.ReduceOp.SUM)
+        mark.cpu()
+
     def sum_by_rank(self, values: torch.Tensor) -> torch.Tensor:
         """Gather equal-sized integer tables from all ranks: [size, *values.shape]."""
         table = torch.zeros((self.size, *values.shape), dtype=values.dtype, device=values.device)

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from distmon.device_marks import DeviceMark
 from distmon.layout import Shard
 from distmon.localise import SIGNALS
-from distmon.losses import host_value, on_host
+from distmon.losses import Arriving, host_value, on_host
 from distmon.probe.exact import nonfinite_counts
 
 LOSS, GRAD_NORM = SIGNALS.index("loss"), SIGNALS.index("gradient norm")
@@ -54,7 +53,7 @@ class SignalWatch:
         """`skips_are_evidence`: nothing scales the loss, so no step is skipped without a reason."""
         self._shards = shards
         self._skips_are_evidence = skips_are_evidence
-        self._in_flight: deque[tuple[int, int, torch.Tensor, DeviceMark]] = deque()
+        self._in_flight: deque[tuple[int, int, Arriving]] = deque()
         self._skipped: deque[int] = deque(maxlen=16)
         self._norm: float | None = None
         self.evidence: Evidence | None = None
@@ -64,16 +63,14 @@ class SignalWatch:
         """Take in one signal of `step`."""
         if on_host(value):
             self._judge(signal, host_value(value), step)
-        elif isinstance(value, torch.Tensor):
-            copy = torch.empty((), dtype=torch.float32, pin_memory=True)
-            copy.copy_(value.detach().reshape(()), non_blocking=True)
-            self._in_flight.append((signal, step, copy, DeviceMark()))
+        else:
+            self._in_flight.append((signal, step, Arriving(value)))
 
     def poll(self) -> None:
         """Judge the copies that have arrived."""
-        while self._in_flight and self._in_flight[0][3].done():
-            signal, step, copy, _ = self._in_flight.popleft()
-            self._judge(signal, host_value(copy), step)
+        while self._in_flight and self._in_flight[0][2].there():
+            signal, step, number = self._in_flight.popleft()
+            self._judge(signal, number.read(), step)
 
     def skipped(self, step: int) -> None:
         """The optimizer left this step out, as a GradScaler does when gradients overflow.

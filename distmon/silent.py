@@ -24,6 +24,10 @@ class SilentMonitor(Monitor):
 
     def step(self, **_: Any) -> None: ...
 
+    def evaluated(self, **_: Any) -> None: ...
+
+    def task_losses(self, losses: Mapping[str, torch.Tensor]) -> None: ...
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from distmon.actions import AlertCall, Callbacks
 from distmon.catalogue import complete, describe, exchange, merge
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, LayoutError
@@ -46,6 +47,8 @@ def watch(
     groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
     own_rules: Sequence[Rule] = (),
     skips_are_evidence: bool = False,
+    on_alert: AlertCall | None = None,
+    on_checkpoint: AlertCall | None = None,
     **overrides: Any,
 ) -> Monitor:
     """Put a monitor together: what `attach` does for every way to train.
@@ -83,7 +86,14 @@ def watch(
             rules = with_users_rules(BUILTIN, settings.rules, own_rules)
             active = configure(rules, settings.rules)
             monitor, agreement = _build(
-                shards, ownership, signals, active, settings, ranks, console
+                shards,
+                ownership,
+                signals,
+                active,
+                settings,
+                ranks,
+                console,
+                Callbacks(on_alert, on_checkpoint),
             )
         except Exception as error:
             problem = error
@@ -109,6 +119,7 @@ def _build(
     settings: MonitorConfig,
     ranks: Ranks,
     console: Console | None,
+    callbacks: Callbacks,
 ) -> tuple[Monitor, dict[str, int]]:
     """Everything that needs no other rank; also hashes of what must be equal on all of them."""
     frozen_ratio = next((a.limits["ratio"] for a in active if a.rule.name == "frozen"), 1e-12)
@@ -125,6 +136,9 @@ def _build(
         optimizers=ownership.optimizers,
         reporter=reporter,
         pick_up_after=0 if observer.plan.device.type == "cpu" else PICK_UP_AFTER,
+        task_interval=settings.task_interval,
+        actions=settings.actions,
+        callbacks=callbacks,
     )
     return monitor, observer.agreement
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from distmon.alert import Severity
 from distmon.record import Record
@@ -39,6 +39,8 @@ class Finding:
     """Replaces the rule's own severity."""
     measured: float | None = None
     threshold: float | None = None
+    fading: bool = False
+    """Back inside the limit, but by less than its margin: raises nothing, ends nothing."""
     is_new: bool = False
     """Known not to be what was told before: fires in spite of the cooldown."""
 
@@ -61,6 +63,8 @@ class Rule:
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     patience: int = 1
     cooldown: int = 10
+    needs: Literal["", "flow", "evaluations", "tasks"] = ""
+    """The part of a record that it judges; one without it is no observation for this rule."""
     tell: Callable[[Sequence[Finding]], str] = tell_first
     """Puts the findings of one group into one message."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distmon.alert import Alert
-from distmon.record import Record
+from distmon.record import FlowTable, Record
 from distmon.run_folder import RunFolder, strict_json
 from distmon.sinks.appending import append_whole, open_for_append
 
@@ -46,14 +46,26 @@ def record_entry(record: Record, attempt: int) -> dict[str, Any]:
         "attempt": attempt,
         "world_size": record.world_size,
         "applied": record.applied,
+        "partial": record.partial,
         "metrics": {tag: float(value) for tag, value in record.metrics.items()},
         "loss_steps": steps,
         "loss_values": [float(record.losses[step]) for step in steps],
         "loss_ema": [float(record.loss_ema.get(step, float("nan"))) for step in steps],
         "ranks": {metric: values.tolist() for metric, values in record.ranks.items()},
+        "flow": None if record.flow is None else _flow_entry(record.flow),
+        "evaluations": [asdict(each) for each in record.evaluations],
+        "tasks": dict(record.tasks),
         "nonfinite": None if record.nonfinite is None else asdict(record.nonfinite),
         "desync": None if record.desync is None else asdict(record.desync),
         "faults": list(record.faults),
+    }
+
+
+def _flow_entry(flow: FlowTable) -> dict[str, Any]:
+    return {
+        "blocks": list(flow.blocks),
+        "input_norm": flow.input_norm.tolist(),
+        "output_norm": flow.output_norm.tolist(),
     }
 
 
