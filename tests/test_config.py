@@ -48,7 +48,7 @@ def test_json_mapping_and_ready_made(tmp_path: Path) -> None:
             {"intervall": 5},
             'unknown key "intervall" in the distmon config; did you mean "interval"?',
         ),
-        ({"zzz": 5}, 'unknown key "zzz" in the distmon config; valid keys are backend, ema_decay'),
+        ({"zzz": 5}, 'unknown key "zzz" in the distmon config; valid keys are actions, backend'),
         (
             {"wandb": {"projekt": "x"}},
             'unknown key "wandb.projekt" in the distmon config; did you mean "project"?',

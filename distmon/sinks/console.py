@@ -77,7 +77,7 @@ def record_line(record: Record, total_steps: int | None = None, width: int | Non
 def _fields(record: Record, total_steps: int | None, longest_name: int | None) -> list[_Field]:
     of_total = "" if total_steps is None else f"/{total_steps}"
     fields = [_Field(f"step:{record.step}{of_total}", 100)]
-    if not record.applied:
+    if not record.applied and not record.partial:
         fields.append(_Field("skipped", 99, "bold yellow"))
 
     def add(label: str, tag: str, show: Callable[[float], str], keep: int) -> None:
@@ -87,6 +87,7 @@ def _fields(record: Record, total_steps: int | None, longest_name: int | None) -
 
     add("loss", "train/step_loss", _loss, 90)
     add("ema", "train/step_loss_ema", _short, 50)
+    add("val_loss", "evaluation/val_loss", _loss, 75)
     add("update_ratio", "monitor/update_ratio_median", _exponent, 80)
     largest = record.metrics.get("monitor/update_ratio_max")
     if largest is not None:
@@ -94,6 +95,7 @@ def _fields(record: Record, total_steps: int | None, longest_name: int | None) -
         field = _field("max", largest, _exponent, 25)
         fields.append(_Field(field.text + (f"({name})" if name else ""), field.keep, field.style))
     add("grad_norm", "monitor/grad_norm", _short, 70)
+    add("gain", "gradient_monitor/mean_gain", _short, 45)
     add("frozen", "monitor/frozen_count", _count, 60)
     for label, tag in (
         ("nan_params", "debug/nan_param_count"),

@@ -10,7 +10,7 @@ import pytest
 from made_up_run import MakeRecord, OpenFolder
 
 from distmon.alert import Alert
-from distmon.record import Desync, NonFinite, NonFinitePlace
+from distmon.record import Desync, Evaluation, FlowTable, NonFinite, NonFinitePlace
 from distmon.sinks.appending import append_whole, open_for_append
 from distmon.sinks.jsonl import JsonlSink
 
@@ -35,6 +35,9 @@ def test_a_record_is_one_strict_line(make_record: MakeRecord, open_folder: OpenF
         desync=Desync((1,), 0, ("w",), tie=False),
         faults=("rank 1 failed",),
         applied=False,
+        flow=FlowTable(("blocks.0",), np.array([2.0]), np.array([np.nan])),
+        evaluations=(Evaluation(1, 20, None, 2.0, 3.0, None, None, 0.5, 0),),
+        tasks={"pointer": 1.5},
     )
     sink = JsonlSink(folder, clock=lambda: 7.0)
     sink.record(record)
@@ -50,11 +53,27 @@ def test_a_record_is_one_strict_line(make_record: MakeRecord, open_folder: OpenF
         "attempt": 0,
         "world_size": 2,
         "applied": False,
+        "partial": False,
         "metrics": {"train/step_loss": None, "x": 1.5, "y": None},
         "loss_steps": [19, 20],
         "loss_values": [1.0, None],
         "loss_ema": [1.25, None],
         "ranks": {"step_seconds": [0.5, None]},
+        "flow": {"blocks": ["blocks.0"], "input_norm": [2.0], "output_norm": [None]},
+        "evaluations": [
+            {
+                "number": 1,
+                "step": 20,
+                "epoch": None,
+                "train_loss": 2.0,
+                "val_loss": 3.0,
+                "improvement": None,
+                "train_improvement": None,
+                "gap": 0.5,
+                "unchanged": 0,
+            }
+        ],
+        "tasks": {"pointer": 1.5},
         "nonfinite": {
             "step": 20,
             "signal": "loss",
