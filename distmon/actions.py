@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, get_args
 
-from distmon.alert import Alert
+from distmon.alert import Alert, Severity
+from distmon.config import ActionsConfig, suggest
+from distmon.errors import ConfigError
 
 STOP_EXIT_CODE: Final = 86
 """Of a process that a rule has ended; not used by shells, signals or sysexits."""
@@ -32,6 +34,16 @@ def first_match(patterns: Iterable[str], alerts: Sequence[Alert]) -> Alert | Non
     """The first of the alerts that is meant."""
     wanted = [*patterns]
     return next((alert for alert in alerts if matches(wanted, alert)), None)
+
+
+def check_patterns(actions: ActionsConfig, rules: Sequence[str]) -> None:
+    """`ConfigError` for a pattern that means no alert: a typo would be noticed too late."""
+    severities = get_args(Severity)
+    for action, patterns in actions:
+        for pattern in patterns:
+            if pattern not in severities and not any(fnmatchcase(r, pattern) for r in rules):
+                hint = suggest(pattern, [*rules, *severities])
+                raise ConfigError(f'"{pattern}" in actions.{action} is no rule or severity; {hint}')
 
 
 class TrainingStopped(SystemExit):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from distmon.errors import ConfigError
+from distmon.redaction import HIDDEN, Redactor
 
 SinkName = Literal["console", "jsonl", "arrow", "tensorboard", "wandb"]
 ENV_PREFIX = "DISTMON_"
@@ -31,11 +33,25 @@ def _as_list(value: Any) -> Any:
     )
 
 
+def split_urls(value: Any) -> Any:
+    """Accept `"a://x, b://y"` where a list is meant; a comma inside a URL is part of it."""
+    if not isinstance(value, str):
+        return value
+    return [part for part in re.split(r"[,\s]+(?=[\w+.-]+://|env:|$)", value.strip()) if part]
+
+
 NameList = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+UrlList = Annotated[tuple[SecretStr, ...], BeforeValidator(split_urls)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        # Pydantic's own message would quote the whole value, which may hold a secret.
+        hide_input_in_errors=True,
+    )
 
 
 class WandbConfig(_Section):
@@ -65,16 +81,16 @@ class FlowConfig(_Section):
 class NotifyConfig(_Section):
     """Alerts to people, through any service that apprise knows."""
 
-    urls: tuple[SecretStr, ...] = ()
-    """apprise URLs, such as `slack://...`; `env:NAME` takes one from the environment."""
+    urls: UrlList = ()
+    """apprise URLs, such as `slack://...`; `env:NAME` takes them from the environment."""
     severity: Literal["info", "warning", "critical"] = "warning"
     """The least severe alert that is sent."""
     per_hour: int = Field(default=20, ge=1)
-    """Most messages in an hour; what is held back is counted in the next one."""
-    attempts: int = Field(default=3, ge=1)
+    """Most messages to a service in an hour; what is held back is counted in the next one."""
+    attempts: int = Field(default=3, ge=1, le=10)
     """How often a message is tried before it counts as failed."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """Longest wait for a service."""
+    """Longest wait for an answer; the URL's own `rto` and `cto` win."""
 
 
 class ActionsConfig(_Section):
@@ -226,7 +242,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def explain(error: ValidationError, model: type[BaseModel], origin: str) -> str:
-    """One sentence about the first mistake in `error`."""
+    """One sentence about the first mistake in `error`, without secrets."""
+    return Redactor().text(_sentence(error, model, origin))
+
+
+def _sentence(error: ValidationError, model: type[BaseModel], origin: str) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if not _is_union_branch(part)]
     key = ".".join(path)
@@ -241,10 +261,12 @@ def explain(error: ValidationError, model: type[BaseModel], origin: str) -> str:
         hint = suggest(path[-1], list(section.model_fields))
         return f'unknown key "{key}" in {origin}; {hint}'
     value = first.get("input")
+    # A bare token looks like any other word: of `notify`, only numbers are shown.
+    shown = HIDDEN if path[:1] == ["notify"] and not isinstance(value, int | float) else repr(value)
     wanted = first["msg"][0].lower() + first["msg"][1:]
     if key == "sample_size":
         wanted = 'it must be a whole number of at least 1, or "exact"'
-    return f'bad value {value!r} for "{key}" in {origin}: {wanted}'
+    return f'bad value {shown} for "{key}" in {origin}: {wanted}'
 
 
 def suggest(word: str, choices: list[str]) -> str:
@@ -269,7 +291,12 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         section = values
         for part in path[:-1]:
             section = section.setdefault(part, {})
-        section[path[-1]] = yaml.safe_load(text)
+        try:
+            section[path[-1]] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(
+                f"the environment variable {variable} does not hold a valid YAML value"
+            ) from None
     return values
 
 

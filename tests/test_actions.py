@@ -43,6 +43,12 @@ def test_a_bare_action_means_warnings_and_worse() -> None:
         load_config({"actions": "halt"}, environ={})
 
 
+def test_an_action_on_no_rule_is_a_mistake(tmp_path: Path) -> None:
+    model = small_model()
+    with pytest.raises(ConfigError, match=r'"nonfinit" in actions\.stop .* mean "nonfinite"\?'):
+        distmon.attach(model, actions={"stop": "nonfinit"}, **quiet(tmp_path))
+
+
 def _spoil(model: torch.nn.Module, at: int) -> Any:
     def spoil(step: int) -> None:
         if step == at:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from rich.console import Console
 
 from distmon.config import MonitorConfig
 from distmon.errors import ConfigError
+from distmon.redaction import Redactor
 from distmon.run_folder import RunFolder
 from distmon.sinks.base import Sink, SinkFactory
-from distmon.sinks.delivery import Delivery
+from distmon.sinks.delivery import AlertsOnly, Delivery
 
 __all__ = ["Delivery", "Sink", "SinkFactory", "build_factories"]
 
@@ -20,11 +26,16 @@ OPTIONAL_PACKAGES: Final = ("tensorboard", "wandb")
 
 
 def build_factories(
-    config: MonitorConfig, folder: RunFolder, console: Console | None = None
+    config: MonitorConfig,
+    folder: RunFolder,
+    console: Console | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> list[tuple[str, SinkFactory]]:
-    """A factory for each configured sink, in their order, for `Delivery`.
+    """A factory for each configured sink, in their order, for `Delivery`; then those that `notify`
+    and `actions` ask for.
 
-    `ConfigError` when a sink's package is not installed: better at attach than after an hour.
+    `ConfigError` when a sink's package is not installed, or a URL is wrong: better at attach than
+    after an hour.
     """
     from distmon.sinks.tags import select_params
 
@@ -68,4 +79,32 @@ def build_factories(
         "tensorboard": tensorboard_sink,
         "wandb": wandb_sink,
     }
-    return [(name, factories[name]) for name in dict.fromkeys(config.sinks)]
+    return [
+        *((name, factories[name]) for name in dict.fromkeys(config.sinks)),
+        *_alert_factories(config, folder, os.environ if environ is None else environ),
+    ]
+
+
+def _alert_factories(
+    config: MonitorConfig, folder: RunFolder, environ: Mapping[str, str]
+) -> list[tuple[str, SinkFactory]]:
+    """A lane `notify-slack` for each service, and one for debug bundles."""
+    from distmon.sinks.apprise_service import open_services, resolve_urls
+    from distmon.sinks.bundle import BundleSink
+    from distmon.sinks.notify import NotifySink
+
+    urls = resolve_urls(config.notify.urls, environ)
+    run_name = folder.path.resolve().name
+    factories: list[tuple[str, SinkFactory]] = []
+    seen: Counter[str] = Counter()
+    for service in open_services(config.notify, urls) if urls else ():
+        seen[service.name] += 1
+        number = f"-{seen[service.name]}" if seen[service.name] > 1 else ""
+        make = AlertsOnly(partial(NotifySink, service, config.notify, run_name))
+        factories.append((f"notify-{service.name}{number}", make))
+    wanted = (*config.actions.bundle, *config.actions.stop)
+    if wanted:
+        redactor = Redactor(url.get_secret_value() for url in urls)
+        make_bundles = partial(BundleSink, folder, wanted, redactor, environ, sys.argv)
+        factories.append(("bundle", make_bundles))
+    return factories

@@ -12,14 +12,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from distmon.alert import Alert
 from distmon.record import Record
+from distmon.redaction import Redactor
 from distmon.sinks.base import Sink, SinkFactory
 
 logger = logging.getLogger("distmon")
 
 Item = Record | Alert
+
+
+@dataclass(frozen=True)
+class AlertsOnly:
+    """Makes a sink that no record is handed to: while it hangs, none is kept or lost for it."""
+
+    make: SinkFactory
+
+    def __call__(self) -> Sink:
+        return self.make()
 
 
 class Delivery:
@@ -69,6 +81,7 @@ class _Lane:
     ) -> None:
         self.name = name
         self._factory = factory
+        self._alerts_only = isinstance(factory, AlertsOnly)
         self._limit = queue_size
         self._order = order
         self._records: deque[tuple[int, Item]] = deque()
@@ -83,6 +96,8 @@ class _Lane:
         self._thread.start()
 
     def post(self, item: Item) -> None:
+        if self._alerts_only and not isinstance(item, Alert):
+            return
         with self._changed:
             queue = self._alerts if isinstance(item, Alert) else self._records
             if self._finishing or len(queue) >= self._limit:
@@ -189,7 +204,7 @@ class _Lane:
         if self._named:
             return
         self._named = True
-        text = " ".join(str(error).split()) or "no message"
+        text = Redactor().text(" ".join(str(error).split())) or "no message"
         logger.warning(
             'the distmon sink "%s" %s: %s: %s', self.name, outcome, type(error).__name__, text
         )

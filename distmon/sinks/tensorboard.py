@@ -8,6 +8,7 @@ from distmon.alert import Alert
 from distmon.errors import ConfigError
 from distmon.record import Record
 from distmon.run_folder import RunFolder
+from distmon.sinks.notify import body
 from distmon.sinks.tags import param_histograms, param_scalars, scalars_by_step
 
 
@@ -49,9 +50,8 @@ class TensorBoardSink:
         write.flush()
 
     def alert(self, alert: Alert) -> None:
-        lines = [f"**{alert.severity.upper()}** step {alert.step}: {alert.message}", ""]
-        lines += [f"{number}. {text}" for number, text in enumerate(alert.advice, start=1)]
-        self._writer.add_text(f"alerts/{alert.rule}", "\n".join(lines), alert.step)
+        text = f"**{alert.severity.upper()}** step {alert.step}: {body(alert)}"
+        self._writer.add_text(f"alerts/{alert.rule}", text, alert.step)
         self._writer.flush()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from distmon.config import WandbConfig
 from distmon.errors import ConfigError
 from distmon.record import Record
 from distmon.run_folder import RunFolder
+from distmon.sinks.notify import body
 from distmon.sinks.tags import param_histograms, param_scalars, scalars_by_step
 
 STEP_TAG: Final = "train/step"
@@ -62,11 +63,9 @@ class WandbSink:
             self._run.log(values)
 
     def alert(self, alert: Alert) -> None:
-        lines = [alert.message]
-        lines += [f"{number}. {text}" for number, text in enumerate(alert.advice, start=1)]
         self._run.alert(
             title=f"{alert.rule} at step {alert.step}",
-            text="\n".join(lines),
+            text=body(alert),
             level=LEVELS[alert.severity],
             wait_duration=0,
         )

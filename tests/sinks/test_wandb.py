@@ -105,7 +105,7 @@ def test_offline_run_with_alerts_and_a_rewind(
     messages = list(stored(first))
     (sent,) = [message.alert for message in messages if message.HasField("alert")]
     assert (sent.title, sent.level) == ("frozen at step 20", "ERROR")
-    assert sent.text == "it is frozen\n1. thaw it"
+    assert sent.text == "it is frozen\n\n1. thaw it"
     settings = {
         item.key: json.loads(item.value_json)
         for message in messages
