@@ -89,6 +89,71 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def replay(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders, folders of them, TensorBoard folders, CSV files, or wandb exports "
+            "(CSV or JSON lines)."
+        ),
+    ],
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or JSON: a monitor config, or its `rules` alone; else the defaults."
+        ),
+    ] = None,
+    own_rules: Annotated[
+        bool, typer.Option("--own-rules", help="Each run folder with the rules it was run with.")
+    ] = False,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="rule.threshold=a,b,c: how often would it fire with each? Repeatable."),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="ours=theirs: a column of a log that is not ours, such as loss=my_loss."
+        ),
+    ] = None,
+    interval: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of a log that is not ours that make one observation."),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            help="info, warning or critical: exit code 1 when an alert as bad or worse would have "
+            "fired."
+        ),
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--format", help="What is printed: table or json.")
+    ] = "table",
+) -> None:
+    """What would the rules have said of these recorded runs, and when?
+
+    Exit code 0 whether or not something fired; 1 when one of several runs could not be read; 2 for
+    a mistake, or when the only run could not be read.
+    """
+    from distmon.cli.replay import ReplayOptions, replay_runs
+
+    options = ReplayOptions(
+        paths=runs,
+        rules=rules,
+        own_rules=own_rules,
+        sweeps=sweep or (),
+        maps=map_ or (),
+        interval=interval,
+        fail_on=fail_on,
+        output=output,
+    )
+    code = replay_runs(_console(), Console(stderr=True), options)
+    if code:
+        raise typer.Exit(code)
+
+
 def _console() -> Console:
     """As wide as the terminal; wide enough for the tables when there is none."""
     console = Console()

@@ -1,0 +1,141 @@
+"""Tables of numbers: CSV files and JSON lines, as people write them and as wandb exports them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from distmon.replay.known_names import STEP, TIME, choose_columns
+from distmon.replay.logs import Log, LogError
+
+CSV_SUFFIXES: Final = (".csv", ".tsv", ".txt")
+JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+_RUN_SEPARATOR: Final = " - "
+_SPREAD: Final = ("__MIN", "__MAX")
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def read_table(path: Path, asked: Mapping[str, str]) -> list[Log]:
+    """The runs in a file; a chart that was exported from wandb may hold several."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise LogError(f"cannot read {path}: {reason}") from None
+    problems: list[str] = []
+    if path.suffix.lower() in JSON_SUFFIXES:
+        rows: Rows = _json_rows(path, text, problems)
+    else:
+        rows = _csv_rows(path, text)
+    columns = [*dict.fromkeys(column for row in rows for column in row)]
+    return [
+        _log(name, rows, names, asked, problems) for name, names in _columns_by_run(columns).items()
+    ]
+
+
+def _csv_rows(path: Path, text: str) -> Rows:
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    try:
+        return [*csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey="")]
+    except csv.Error as error:
+        raise LogError(f"{path} is no readable table: {error}") from None
+
+
+def _json_rows(path: Path, text: str, problems: list[str]) -> Rows:
+    """One list of objects, a `trainer_state.json` with its `log_history`, or one object a line."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if isinstance(content, dict):
+        content = content.get("log_history", [content])
+    if content is None:
+        lines = [line for line in text.splitlines() if line.strip()]
+        content = [_parsed(line) for line in lines]
+        broken = content.count(None)
+        if broken == len(lines):
+            raise LogError(f"{path} holds no JSON")
+        if broken:
+            problems.append(f"{broken} of {len(lines)} lines are broken and were skipped")
+    if not isinstance(content, list):
+        raise LogError(f"{path} must hold rows of named values, not a {type(content).__name__}")
+    return [row for row in content if isinstance(row, dict)]
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _columns_by_run(columns: Iterable[str]) -> dict[str, dict[str, str]]:
+    """By run: the metric's name to its column. wandb's charts name a column `run - metric`."""
+    shared: dict[str, str] = {}
+    runs: dict[str, dict[str, str]] = {}
+    for column in columns:
+        run, separator, metric = column.rpartition(_RUN_SEPARATOR)
+        if column.endswith(_SPREAD) or not column:
+            continue
+        if separator:
+            runs.setdefault(run, {})[metric] = column
+        else:
+            shared[column] = column
+    return {run: shared | own for run, own in runs.items()} or {"": shared}
+
+
+def _log(
+    name: str,
+    rows: Rows,
+    names: Mapping[str, str],
+    asked: Mapping[str, str],
+    problems: Iterable[str],
+) -> Log:
+    found = [*problems]
+    mapping = choose_columns(names, asked)
+    step_column = names.get(mapping.get(STEP, ""))
+    time_column = names.get(mapping.get(TIME, ""))
+    values: dict[str, dict[int, float]] = {metric: {} for metric in names}
+    times: dict[int, float] = {}
+    step, lost = 0, 0
+    for number, row in enumerate(rows, start=1):
+        if step_column is None:
+            step = number
+        else:
+            given = row.get(step_column)
+            at = _number(given)
+            if at is not None and math.isfinite(at):
+                step = int(at)
+            elif given not in (None, ""):
+                lost += 1
+                continue
+            # A row without a step, as some loggers write for evaluations, belongs to the last one.
+        for metric, column in names.items():
+            value = _number(row.get(column))
+            if value is not None:
+                values[metric][step] = value
+        when = None if time_column is None else _number(row.get(time_column))
+        if when is not None:
+            times[step] = when
+    if step_column is None:
+        found.append("no column holds the step: rows are counted from 1 (--map step=COLUMN)")
+    if lost:
+        found.append(f"{lost} rows have no number for a step and were skipped")
+    return Log(values, times, name, tuple(found))
+
+
+def _number(value: Any) -> float | None:
+    """None for what is missing or no number; NaN only where somebody wrote it."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
