@@ -1,0 +1,153 @@
+"""Where the time of a step goes, from marks that hooks make on the way.
+
+At any moment one phase is running; a mark ends it and begins the next. Only the last steps before
+an observation are cut up so, and the median over them is told: a step with a garbage collection, an
+evaluation or a checkpoint in it says nothing about the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Final, Protocol
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+PHASES: Final = ("data", "forward", "backward", "optimizer", "other")
+"""In the order of a step. `other` is what none of the marks tells, evaluation among it."""
+STEPS: Final = 32
+"""Steps before an observation that are cut up."""
+
+
+class Mark(Protocol):
+    """A moment."""
+
+    def seconds_since(self, earlier: Mark) -> float | None:
+        """The time between; None when it is not known yet."""
+
+
+class HostMark:
+    """A moment on the host's clock, which is also that of a CPU."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._at = now()
+
+    def seconds_since(self, earlier: Mark) -> float | None:
+        assert isinstance(earlier, HostMark)
+        return self._at - earlier._at
+
+
+class StreamMark:
+    """A moment in the current stream of an accelerator; never waited for."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def seconds_since(self, earlier: Mark) -> float | None:
+        assert isinstance(earlier, StreamMark)
+        if not (self._event.query() and earlier._event.query()):  # type: ignore[no-untyped-call]
+            return None
+        return float(earlier._event.elapsed_time(self._event)) / 1000.0
+
+
+def marks_for(device: torch.device) -> Callable[[], Mark]:
+    """What makes the marks where `device` does the work."""
+    return StreamMark if device.type == "cuda" else HostMark
+
+
+class PhaseClock:
+    """Cuts steps into phases. Everything but `take` costs one comparison while it rests."""
+
+    def __init__(self, mark: Callable[[], Mark]) -> None:
+        self._mark = mark
+        self._working = False
+        self._phase = "other"
+        self._since: Mark | None = None
+        self._pieces: list[tuple[str, Mark, Mark]] = []
+        self._steps: list[list[tuple[str, Mark, Mark]]] = []
+        self._given = False
+
+    def enter(self, phase: str) -> None:
+        """A new phase begins; what the user names by `told` is not cut."""
+        if not self._working or self._given:
+            return
+        self._cut(phase)
+
+    @contextmanager
+    def told(self, phase: str) -> Iterator[None]:
+        """The user says what this is; then the phase before goes on."""
+        if not self._working or self._given:
+            yield
+            return
+        before = self._phase
+        self._cut(phase)
+        self._given = True
+        try:
+            yield
+        finally:
+            self._given = False
+            if self._working:
+                self._cut(before)
+
+    def step_done(self, coming: int, observed: int) -> None:
+        """A step has ended; `coming` is the next one, `observed` the next that is observed."""
+        if self._working:
+            self._cut("data")
+            self._steps.append(self._pieces)
+            self._pieces = []
+            del self._steps[:-STEPS]
+        self._working = observed - coming < STEPS
+        if self._working and self._since is None:
+            self._since = self._mark()
+        elif not self._working:
+            self._since = None
+        self._phase = "data"
+
+    def take(self) -> dict[str, float]:
+        """Median seconds of each phase over the steps since the last call; empty without any."""
+        found: list[dict[str, float]] = []
+        for pieces in self._steps:
+            seconds = dict.fromkeys(PHASES, 0.0)
+            for phase, begin, end in pieces:
+                passed = end.seconds_since(begin)
+                if passed is None:
+                    break
+                seconds[phase if phase in seconds else "other"] += passed
+            else:
+                found.append(seconds)
+        self._steps = []
+        if not found:
+            return {}
+        return {phase: median(step[phase] for step in found) for phase in PHASES}
+
+    def _cut(self, phase: str) -> None:
+        now = self._mark()
+        if self._since is not None:
+            self._pieces.append((self._phase, self._since, now))
+        self._phase, self._since = phase, now
+
+
+def mark_forward(model: nn.Module, clock: PhaseClock) -> list[RemovableHandle]:
+    """Let the calls of the whole model tell where forward begins and ends.
+
+    A call without gradients is an evaluation: neither it nor what follows, until the next training
+    step begins, is time that training took to get its data.
+    """
+
+    def begin(*_: object) -> None:
+        if not torch.compiler.is_compiling():
+            clock.enter("forward" if torch.is_grad_enabled() else "other")
+
+    def end(*_: object) -> None:
+        if not torch.compiler.is_compiling():
+            clock.enter("backward" if torch.is_grad_enabled() else "other")
+
+    return [
+        model.register_forward_pre_hook(begin, prepend=True),
+        model.register_forward_hook(end),
+    ]

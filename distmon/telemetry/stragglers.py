@@ -1,0 +1,97 @@
+"""Which rank holds up the others, told apart from those who wait for it.
+
+Ranks that train together take the same time for a step, so step times name nobody. The slow rank is
+the one whose data, forward or optimizer phase is longer than that of the others; they make up for
+it by waiting, mostly in backward, where the slow one is then the shortest. So nobody is blamed
+for a long backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmon.telemetry.phases import PHASES
+
+Floats = NDArray[np.float64]
+SPREAD_TO_SIGMA = 1.4826
+"""A normal distribution's standard deviation over its median absolute deviation."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """One rank that is slower than the others in one phase."""
+
+    rank: int
+    phase: str
+    excess_seconds: float
+    """Above the median rank, per step."""
+    share: float
+    """The excess over the median step time."""
+    sigmas: float
+    """The excess in robust standard deviations over ranks."""
+    waiting: tuple[int, ...]
+    """Ranks that wait for it: shorter here and longer where ranks meet."""
+
+
+def find_stragglers(ranks: Mapping[str, Floats], share: float, sigmas: float) -> list[Straggler]:
+    """Ranks above the median by more than `share` of a step and `sigmas`, the worst first.
+
+    `ranks[f"{phase}_seconds"][rank]`; a rank that told nothing has NaN or only zeros.
+    """
+    table = np.stack([ranks[f"{phase}_seconds"] for phase in PHASES])
+    told = np.isfinite(table).all(0) & (table.sum(0) > 0)
+    if told.sum() < 2:
+        return []
+    rows = np.flatnonzero(told)
+    seconds = table[:, rows]
+    middle = _lower_median(seconds)
+    excess = seconds - middle
+    step = float(_lower_median(seconds.sum(0, keepdims=True))[0, 0])
+    spread = SPREAD_TO_SIGMA * _lower_median(np.abs(excess))
+    # Where nearly all ranks agree to the microsecond, everything would be an outlier.
+    spread = np.maximum(spread, 0.01 * step)
+    found = []
+    for p, i in zip(*np.nonzero((excess > share * step) & (excess / spread > sigmas)), strict=True):
+        if _is_waiting(int(p), excess[:, i]):
+            continue
+        others = [int(rows[j]) for j in np.flatnonzero(_waits_for(excess, int(i)))]
+        found.append(
+            Straggler(
+                rank=int(rows[i]),
+                phase=PHASES[p],
+                excess_seconds=float(excess[p, i]),
+                share=float(excess[p, i] / step),
+                sigmas=float(excess[p, i] / spread[p, 0]),
+                waiting=tuple(others),
+            )
+        )
+    return sorted(found, key=lambda s: -s.excess_seconds)
+
+
+def _lower_median(table: Floats) -> Floats:
+    """Along the last axis; of two ranks the faster one is the measure."""
+    middle = np.sort(table, axis=-1)[..., (table.shape[-1] - 1) // 2]
+    return np.asarray(middle[..., None])
+
+
+def _is_waiting(phase: int, excess: Floats) -> bool:
+    """Whether a rank is long in this phase because it came there early.
+
+    Ranks meet in backward, and when they gather what they share, also in forward. Slow there alone
+    cannot be told from waiting there.
+    """
+    if PHASES[phase] == "forward":
+        return PHASES[int(np.argmin(excess))] == "data"
+    return PHASES[phase] == "backward"
+
+
+def _waits_for(excess: Floats, slow: int) -> NDArray[np.bool_]:
+    """Ranks that spend longer than the slow one in the phase where it is shortest."""
+    meeting = int(np.argmin(excess[:, slow]))
+    waits = excess[meeting] > excess[meeting, slow] / 2
+    waits[slow] = False
+    return np.asarray(waits)
