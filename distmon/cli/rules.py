@@ -39,4 +39,7 @@ def print_rules(console: Console, config: Path | None) -> None:
             "\n".join(f"{i}. {text}" for i, text in enumerate(advice, 1)),
         )
     console.print(table)
-    console.print("patience and cooldown are counted in observations, for each parameter alone")
+    console.print(
+        "patience and cooldown are counted in observations that the rule can judge, for each "
+        "parameter, layer or task alone; reminders come after 1, 2, 4 and 8 cooldowns"
+    )

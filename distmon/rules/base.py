@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from math import isfinite
+from typing import Any, Final
 
 from distmon.alert import Severity
 from distmon.record import Record
@@ -13,6 +14,9 @@ Limits = Mapping[str, float]
 """Threshold values by name, as configured."""
 Memory = dict[str, Any]
 """What a rule remembers from record to record; JSON-able, saved with the checkpoint."""
+
+MARGIN: Final = 0.1
+"""How far inside its limit, as a share of it, a value has to be before its finding is over."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Finding:
     group: str = ""
     """Findings of one group become one alert."""
     params: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    """Besides the layers of `params`."""
     ranks: tuple[int, ...] = ()
     advice: tuple[str, ...] = ()
     """Replaces the rule's own advice when it fits better."""
@@ -40,7 +46,7 @@ class Finding:
     measured: float | None = None
     threshold: float | None = None
     fading: bool = False
-    """Back inside the limit, but by less than its margin: raises nothing, ends nothing."""
+    """Back inside the limit, but by less than MARGIN: raises nothing, ends nothing."""
     is_new: bool = False
     """Known not to be what was told before: fires in spite of the cooldown."""
 
@@ -63,10 +69,17 @@ class Rule:
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     patience: int = 1
     cooldown: int = 10
-    needs: Literal["", "flow", "evaluations", "tasks"] = ""
-    """The part of a record that it judges; one without it is no observation for this rule."""
+    needs: tuple[str, ...] = ()
+    """Parts of a record (`params`, `flow`, `evaluations`, `tasks`, or the tag of a metric), one of
+    which has to be there: without, the record is no observation for this rule."""
     tell: Callable[[Sequence[Finding]], str] = tell_first
     """Puts the findings of one group into one message."""
+
+
+def metric(record: Record, tag: str) -> float | None:
+    """The value of a metric; None where there is none or it is not finite."""
+    value = record.metrics.get(tag)
+    return value if value is not None and isfinite(value) else None
 
 
 def name_some(names: Sequence[str], most: int = 5) -> str:

@@ -1,12 +1,11 @@
-"""Runs the rules on every record: patience, cooldown, settings, and state for the checkpoint."""
+"""Runs the rules on every record: patience, episodes, settings, and state for the checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, get_args
 
 import numpy as np
 
@@ -14,7 +13,11 @@ from distmon.alert import Alert, Severity
 from distmon.config import RuleConfig, suggest
 from distmon.errors import ConfigError
 from distmon.record import Record
-from distmon.rules.base import Finding, Limits, Memory, Rule, layer_of
+from distmon.rules.base import Finding, Limits, Rule, layer_of, metric
+from distmon.rules.episodes import RuleState
+
+_SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
+"""From the mildest to the gravest."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class ActiveRule:
     patience: int
     cooldown: int
     limits: Limits
+
+    def gravity(self, severity: Severity | None = None) -> int:
+        """How grave an alert is whose finding has this severity."""
+        return _SEVERITIES.index(self.severity or severity or self.rule.severity)
 
 
 def configure(rules: Sequence[Rule], settings: Mapping[str, RuleConfig]) -> list[ActiveRule]:
@@ -66,26 +73,23 @@ def _number(value: Any, key: str) -> float:
     raise ConfigError(f'bad value {value!r} for "{key}": it must be a number')
 
 
-@dataclass
-class _State:
-    """What is remembered of one rule. All of it is JSON-able."""
-
-    streak: dict[str, int]
-    silent_until: dict[str, int]
-    memory: Memory
-
-
 class RuleEngine:
-    """Evaluates the active rules. The same records give the same alerts on every rank."""
+    """Evaluates the active rules. The same records give the same alerts on every rank.
+
+    An episode of a key begins with its first alert and ends after three observations in a row
+    without a finding. While it lasts, reminders come after one cooldown, then two, four and eight;
+    what becomes graver is told at once.
+    """
 
     def __init__(self, active: Sequence[ActiveRule]) -> None:
         self._active = active
-        self._observation = 0
-        self._states = {a.rule.name: _State({}, {}, {}) for a in active}
+        self._states = {a.rule.name: RuleState() for a in active}
 
     def evaluate(self, record: Record) -> tuple[list[Alert], dict[str, Exception]]:
-        """The alerts that this record raises, and the rules that failed on it, by name."""
-        self._observation += 1
+        """The alerts that this record raises, and the rules that failed on it, by name.
+
+        A partial record is an observation only for the rules that need what it has.
+        """
         alerts: list[Alert] = []
         failures: dict[str, Exception] = {}
         # What was not measured, as on a skipped step, neither confirms nor ends a streak.
@@ -94,14 +98,16 @@ class RuleEngine:
             for i in np.flatnonzero(np.isnan(record.params.columns["update_ratio"]))
         }
         for active in self._active:
-            state = self._states[active.rule.name]
+            rule, state = active.rule, self._states[active.rule.name]
             try:
-                found = {f.key: f for f in active.rule.check(record, active.limits, state.memory)}
-                kept = {key: n for key, n in state.streak.items() if key in unmeasured}
-                state.streak = kept | {key: state.streak.get(key, 0) + 1 for key in found}
-                alerts += self._fire(active, state, found, record.step)
+                if not _has_one(record, rule.needs):
+                    continue
+                state.observation += 1
+                found = {f.key: f for f in rule.check(record, active.limits, state.memory)}
+                state.follow(found, unmeasured, active.cooldown)
+                alerts += _fire(active, state, [*found.values()], record.step)
             except Exception as error:
-                failures[active.rule.name] = error
+                failures[rule.name] = error
         return alerts, failures
 
     def severity(self, name: str) -> Severity | None:
@@ -111,51 +117,59 @@ class RuleEngine:
                 return active.severity or active.rule.severity
         return None
 
-    def _fire(
-        self, active: ActiveRule, state: _State, found: Mapping[str, Finding], step: int
-    ) -> list[Alert]:
-        groups: dict[str, list[Finding]] = {}
-        for key, finding in found.items():
-            ripe = state.streak[key] >= active.patience
-            if ripe and (finding.is_new or self._observation >= state.silent_until.get(key, 0)):
-                state.silent_until[key] = self._observation + active.cooldown + 1
-                groups.setdefault(finding.group, []).append(finding)
-        return [_alert(active, findings, step) for findings in groups.values()]
-
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; independent of rank and world size."""
-        return {
-            "observation": self._observation,
-            "rules": {
-                name: {
-                    "streak": dict(s.streak),
-                    "silent_until": dict(s.silent_until),
-                    "memory": deepcopy(s.memory),
-                }
-                for name, s in self._states.items()
-            },
-        }
+        return {"rules": {name: state.to_dict() for name, state in self._states.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; rules that are new or gone are left alone."""
-        self._observation = int(state["observation"])
-        for name, saved in state["rules"].items():
-            if name in self._states:
-                self._states[name] = _State(
-                    dict(saved["streak"]), dict(saved["silent_until"]), deepcopy(saved["memory"])
+        for active in self._active:
+            saved = state["rules"].get(active.rule.name)
+            if saved is None:
+                continue
+            self._states[active.rule.name] = (
+                RuleState.from_dict(saved)
+                if "tracks" in saved
+                else RuleState.from_old(
+                    saved, int(state["observation"]), active.cooldown, active.gravity()
                 )
+            )
+
+
+def _has_one(record: Record, needs: Sequence[str]) -> bool:
+    """Whether a part that the rule can judge is there; a metric has to be a finite number."""
+    if not needs:
+        return not record.partial
+    return any(
+        metric(record, part) is not None if "/" in part else bool(getattr(record, part))
+        for part in needs
+    )
+
+
+def _fire(
+    active: ActiveRule, state: RuleState, findings: Sequence[Finding], step: int
+) -> list[Alert]:
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.fading:
+            continue
+        gravity = active.gravity(finding.severity)
+        if state.due(finding.key, active.patience, active.cooldown, gravity, finding.is_new):
+            groups.setdefault(finding.group, []).append(finding)
+    return [_alert(active, group, step) for group in groups.values()]
 
 
 def _alert(active: ActiveRule, findings: Sequence[Finding], step: int) -> Alert:
     first = findings[0]
     params = tuple(dict.fromkeys(p for f in findings for p in f.params))
+    layers = (*(layer for f in findings for layer in f.layers), *map(layer_of, params))
     return Alert(
         rule=active.rule.name,
-        severity=active.severity or first.severity or active.rule.severity,
+        severity=_SEVERITIES[max(active.gravity(f.severity) for f in findings)],
         step=step,
         message=active.rule.tell(findings),
         params=params,
-        layers=tuple(dict.fromkeys(layer_of(p) for p in params)),
+        layers=tuple(dict.fromkeys(layers)),
         ranks=tuple(sorted({r for f in findings for r in f.ranks})),
         advice=first.advice or active.rule.advice,
         measured=first.measured,

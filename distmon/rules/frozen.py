@@ -127,7 +127,7 @@ RULES = (
         tell=tell,
         severity="warning",
         patience=3,
-        cooldown=10,
+        needs=("params",),
         thresholds={"ratio": Threshold(1e-12, "update ratio at or below which nothing moved")},
         advice=tuple(f"if {why.words}: {why.advice[0]}" for why in REASONS.values()),
     ),

@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from math import fsum
 
 from distmon.record import Record
+from distmon.rules import advice
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
+
+ADVICE = (
+    "look at the batch of that step: corrupt text, wrong labels, an outlier length",
+    "tighten gradient clipping so that one batch cannot move the weights far",
+    "if it does not come back within some hundred steps, resume from before it and skip the batch",
+)
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -32,10 +40,11 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             total, squares = total - window[0], squares - window[0] ** 2
         window.append(loss)
         total, squares = total + loss, squares + loss * loss
-        ema = record.loss_ema.get(step, ema)
+        average = record.loss_ema.get(step, math.nan)
+        ema = average if math.isfinite(average) else ema
     memory["ema"], memory["window"] = ema, [*window]
     if worst:
-        yield worst
+        yield replace(worst, advice=(ADVICE[0], advice.tighten_clipping(record), *ADVICE[2:]))
 
 
 def _urgency(finding: Finding) -> tuple[bool, float]:
@@ -87,11 +96,6 @@ RULES = (
             "armed_after": Threshold(64, "steps before the statistical test counts"),
             "min_rise": Threshold(0.1, "relative rise below which the statistical test is silent"),
         },
-        advice=(
-            "look at the batch of that step: corrupt text, wrong labels, an outlier length",
-            "tighten gradient clipping so that one batch cannot move the weights far",
-            "if it does not come back within some hundred steps, resume from before it and skip "
-            "the batch",
-        ),
+        advice=ADVICE,
     ),
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from distmon.record import Record
-from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
+from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """A GradScaler may skip a few steps; a run that skips most of them does not train."""
     steps = memory.get("steps", 0) + len(record.losses)
-    skipped = memory.get("skipped", 0) + record.metrics.get("train/skipped_steps", 0.0)
+    skipped = memory.get("skipped", 0) + (metric(record, "train/skipped_steps") or 0.0)
     if steps < limits["min_steps"]:
         memory["steps"], memory["skipped"] = steps, skipped
         return

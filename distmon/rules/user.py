@@ -73,12 +73,14 @@ def rule(
     thresholds: Mapping[str, float] | None = None,
     patience: int = 1,
     cooldown: int = 10,
+    needs: Iterable[str] = (),
 ) -> Callable[[Check], Rule]:
     """Make a rule of a function `(record, limits, memory) -> findings`.
 
     The function's name is the rule's. `memory` is a dict of JSON-able values that is saved with the
-    checkpoint. Give the rule to `attach(..., own_rules=[...])`; the config can tune it like any
-    other.
+    checkpoint. A record that has none of the parts in `needs` (`params`, `flow`, `evaluations`,
+    `tasks`, or the tag of a metric) is not judged. Give the rule to `attach(..., own_rules=[...])`;
+    the config can tune it like any other.
     """
 
     def decorate(check: Check) -> Rule:
@@ -92,6 +94,7 @@ def rule(
             thresholds={k: Threshold(v, "") for k, v in (thresholds or {}).items()},
             patience=patience,
             cooldown=cooldown,
+            needs=tuple(needs),
         )
 
     return decorate

@@ -1,0 +1,290 @@
+"""What the validation loss says: slow, overfitting, underfitting, a wrong learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isfinite
+
+from distmon.record import Evaluation, Record
+from distmon.rules.advice import lower_lr, raise_lr
+from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold
+from distmon.rules.schedule import follow_lr
+
+_PLATEAU = 3
+"""Evaluations in a row without a change."""
+
+
+def _number(value: float | None) -> float:
+    """NaN compares with nothing: what is not known is not judged."""
+    return float("nan") if value is None else value
+
+
+def _early(evaluation: Evaluation, limits: Limits) -> bool:
+    """Whether an evaluation is among those that this rule speaks about."""
+    until = limits["until_evaluation"]
+    return evaluation.number >= 2 and (until == 0 or evaluation.number <= until)
+
+
+def _share(evaluation: Evaluation, memory: Memory) -> float:
+    """How much of the run so far lies between an evaluation and the one before.
+
+    Late in a run, or when it goes on without its past, two evaluations lie close together compared
+    with what was learnt before them, and are alike in a healthy run too. The one before is
+    remembered in `memory["evaluated"]`; without, evaluations are taken as evenly spaced.
+    """
+    before = memory.get("evaluated", evaluation.step * (1 - 1 / evaluation.number))
+    memory["evaluated"] = evaluation.step
+    return (evaluation.step - before) / evaluation.step if evaluation.step > 0 else 1.0
+
+
+def _at(evaluation: Evaluation) -> str:
+    return f"at evaluation {evaluation.number} (step {evaluation.step})"
+
+
+def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Evaluations that are hardly better than the one before."""
+    phase = follow_lr(record, memory)
+    for each in record.evaluations:
+        rate = _number(each.improvement)
+        # Three in a row are a plateau, and when the learning rate ends so does the improvement.
+        judged = each.unchanged < _PLATEAU and phase != "ending"
+        poor = -limits["worse"] <= rate < limits["poor"]
+        if _share(each, memory) >= limits["share"] and judged and poor:
+            before = each.val_loss / (1 - rate)
+            moved = f"improved by {rate:.2%}" if rate >= 0 else f"rose by {-rate:.2%}"
+            yield Finding(
+                key="slow",
+                message=f"the validation loss {moved} {_at(each)}, from {before:.4g} to "
+                f"{each.val_loss:.4g} (poor below {limits['poor']:.0%}, good above "
+                f"{limits['good']:.0%})",
+                measured=rate,
+                threshold=limits["poor"],
+            )
+
+
+def check_overfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """Validation that is worse than training."""
+    for each in record.evaluations:
+        gap = _number(each.gap)
+        mild = limits["mild"] < gap <= limits["severe"] and _early(each, limits)
+        if not mild and not gap > (1 - MARGIN) * limits["severe"]:
+            continue
+        limit = limits["mild" if mild else "severe"]
+        yield Finding(
+            key="gap",
+            message=f"{'mild' if mild else 'severe'} overfitting {_at(each)}: the validation loss "
+            f"{each.val_loss:.4g} is {gap:.0%} above the training loss "
+            f"{_number(each.train_loss):.4g} (limit {limit:.0%})",
+            severity="info" if mild else None,
+            measured=gap,
+            threshold=limit,
+            fading=gap <= limit,
+        )
+
+
+def check_increase(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """A validation loss that goes up again."""
+    for each in record.evaluations:
+        if not isfinite(each.val_loss):
+            continue
+        best = min(memory.get("best", each.val_loss), each.val_loss)
+        memory["best"] = best
+        apart = -_number(each.improvement) > limits["noise"] and _number(each.train_improvement) > 0
+        memory["apart"] = memory.get("apart", 0) + 1 if apart else 0
+        above = (each.val_loss - best) / best if best > 0 else 0.0
+        training = ", while the training loss falls" if apart else ""
+        if above > (1 - MARGIN) * limits["rise"]:
+            yield Finding(
+                key="increase",
+                message=f"the validation loss is {each.val_loss:.4g} {_at(each)}, {above:.0%} "
+                f"above its best {best:.4g} (limit {limits['rise']:.0%}){training}",
+                measured=above,
+                threshold=limits["rise"],
+                fading=above <= limits["rise"],
+            )
+        elif memory["apart"] >= limits["apart"]:
+            yield Finding(
+                key="increase",
+                message=f"the validation loss rose {memory['apart']} times in a row while the "
+                f"training loss fell; it is {each.val_loss:.4g} {_at(each)}, {above:.1%} above its "
+                f"best {best:.4g}",
+                measured=float(memory["apart"]),
+                threshold=limits["apart"],
+            )
+
+
+def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Evaluations in a row that change nothing."""
+    phase = follow_lr(record, memory)
+    for each in record.evaluations:
+        if each.unchanged >= limits["evaluations"] and phase != "ending":
+            yield Finding(
+                key="plateau",
+                message=f"the validation loss has hardly changed for {each.unchanged} evaluations "
+                f"(each by less than 1%); it is {each.val_loss:.4g} {_at(each)}",
+                advice=(lower_lr(record), *_ADVICE_PLATEAU[1:]),
+                measured=float(each.unchanged),
+                threshold=limits["evaluations"],
+            )
+
+
+def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """Training and validation close together, and both still falling slowly."""
+    for each in record.evaluations:
+        rates = _number(each.improvement), _number(each.train_improvement)
+        slowly = all(limits["slowest"] <= rate <= limits["fastest"] for rate in rates)
+        if _early(each, limits) and _number(each.gap) < limits["gap"] and slowly:
+            yield Finding(
+                key="underfit",
+                message=f"the model underfits {_at(each)}: training {_number(each.train_loss):.4g} "
+                f"and validation {each.val_loss:.4g} are {_number(each.gap):.1%} apart (below "
+                f"{limits['gap']:.0%}) and fall slowly, by {rates[1]:.1%} and {rates[0]:.1%}",
+                advice=(*_ADVICE_UNDERFIT[:2], raise_lr(record)),
+                measured=_number(each.gap),
+                threshold=limits["gap"],
+            )
+
+
+def check_lr(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """The second evaluation against the first: has anything been learnt, or lost?"""
+    for each in record.evaluations:
+        if _share(each, memory) < limits["share"] or each.number != 2:
+            continue
+        rate = _number(each.improvement)
+        if -rate > limits["spiked"]:
+            yield Finding(
+                key="high",
+                message=f"the validation loss rose by {-rate:.0%} to {each.val_loss:.4g} between "
+                f"the first two evaluations (limit {limits['spiked']:.0%}): the learning rate is "
+                "too high",
+                severity="warning",
+                advice=(lower_lr(record), *_ADVICE_LR[1:]),
+                measured=-rate,
+                threshold=limits["spiked"],
+            )
+        elif abs(rate) < limits["moved"]:
+            yield Finding(
+                key="low",
+                message=f"the validation loss moved by {rate:.2%} to {each.val_loss:.4g} between "
+                f"the first two evaluations (limit {limits['moved']:.0%}): the learning rate looks "
+                "too low",
+                advice=(raise_lr(record), *_ADVICE_LR[1:]),
+                measured=abs(rate),
+                threshold=limits["moved"],
+            )
+
+
+_ADVICE_PLATEAU = (
+    "halve the learning rate, or begin its decay",
+    "if the training loss still falls, the model overfits: more data or regularisation",
+    "if both stand still and are good enough, stop the run",
+)
+_ADVICE_UNDERFIT = (
+    "train longer: both losses still fall",
+    "use a larger model, or less weight decay and dropout",
+    "raise the learning rate",
+)
+_ADVICE_LR = (
+    "halve the learning rate when it spiked, double it when nothing moved",
+    "run a short sweep over learning rates, each 3x the one before",
+    "check the length of the warmup against the distance of the two evaluations",
+)
+
+
+_UNTIL = {"until_evaluation": Threshold(3, "last evaluation that is judged; 0: every one")}
+
+RULES = (
+    Rule(
+        name="slow_improvement",
+        summary="validation loss better by < poor; not when the lr has decayed",
+        check=check_slow,
+        severity="warning",
+        needs=("evaluations",),
+        thresholds={
+            "poor": Threshold(0.01, "improvement below which it is poor"),
+            "good": Threshold(0.05, "improvement above which it is good"),
+            "worse": Threshold(0.1, "rise above which val_increase tells it instead"),
+            "share": Threshold(0.1, "share of the run that has to lie between two evaluations"),
+        },
+        advice=(
+            "compare with the training loss: if that still falls, the model overfits",
+            "double the learning rate if both have been slow from the start, halve it if both were "
+            "fast before",
+            "use a larger model or more varied data if both stand still",
+        ),
+    ),
+    Rule(
+        name="eval_plateau",
+        summary="validation loss changed < 1% in each of `evaluations`; not when the lr has "
+        "decayed",
+        check=check_plateau,
+        severity="warning",
+        needs=("evaluations",),
+        thresholds={"evaluations": Threshold(3, "evaluations in a row without a change")},
+        advice=_ADVICE_PLATEAU,
+    ),
+    Rule(
+        name="overfit",
+        summary="validation above training loss by > severe; > mild (info) until "
+        "`until_evaluation`",
+        check=check_overfit,
+        severity="warning",
+        needs=("evaluations",),
+        thresholds={
+            "mild": Threshold(0.1, "gap above which it is mild"),
+            "severe": Threshold(0.3, "gap above which it is severe"),
+            **_UNTIL,
+        },
+        advice=(
+            "train on more or more varied data, or fewer times over the same",
+            "raise weight decay or dropout, or use a smaller model",
+            "keep the checkpoint with the best validation loss and stop when it rises",
+        ),
+    ),
+    Rule(
+        name="val_increase",
+        summary="validation loss > rise above its best, or rising `apart` times in a row while "
+        "training falls",
+        check=check_increase,
+        severity="warning",
+        needs=("evaluations",),
+        thresholds={
+            "rise": Threshold(0.1, "above the best validation loss"),
+            "apart": Threshold(2, "evaluations in a row that rise while training falls"),
+            "noise": Threshold(0.01, "a smaller rise does not count as one"),
+        },
+        advice=(
+            "go back to the checkpoint with the best validation loss",
+            "if the training loss falls, the model overfits: more data, more weight decay, dropout",
+            "if it rises too, halve the learning rate and look at the data of the last steps",
+        ),
+    ),
+    Rule(
+        name="underfit",
+        summary="gap < gap while both losses fall by slowest..fastest, until `until_evaluation`",
+        check=check_underfit,
+        severity="info",
+        needs=("evaluations",),
+        thresholds={
+            "gap": Threshold(0.1, "gap below which both are alike"),
+            "slowest": Threshold(0.01, "improvement below which nothing moves"),
+            "fastest": Threshold(0.15, "improvement above which it is fast"),
+            **_UNTIL,
+        },
+        advice=_ADVICE_UNDERFIT,
+    ),
+    Rule(
+        name="lr_check",
+        summary="from the first to the second evaluation the loss rose by > spiked (warning), or "
+        "moved by < moved",
+        check=check_lr,
+        severity="info",
+        needs=("evaluations",),
+        thresholds={
+            "moved": Threshold(0.01, "relative change below which the lr is too low"),
+            "spiked": Threshold(0.1, "relative rise above which the lr is too high"),
+            "share": Threshold(0.33, "share of the run that has to lie between the two"),
+        },
+        advice=_ADVICE_LR,
+    ),
+)

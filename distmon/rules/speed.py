@@ -1,0 +1,217 @@
+"""How fast the run goes, and which rank or phase holds it up."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+import numpy as np
+
+from distmon.record import Record
+from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
+from distmon.telemetry.stragglers import find_stragglers
+
+RATES = ("performance/tokens_per_second", "performance/samples_per_second")
+STEP = "performance/step_seconds"
+DATA = "performance/data_fraction"
+MFU = "performance/mfu_over_limit"
+
+
+def check_throughput(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """The rate against its own recent median; a run that was slow from the start is no drop."""
+    tag = next((tag for tag in RATES if metric(record, tag) is not None), None)
+    if tag is None:
+        return
+    rate = metric(record, tag)
+    assert rate is not None
+    past = memory.get("rates", [])
+    memory["rates"] = [*past, rate][-int(limits["window"]) :]
+    if len(past) < limits["armed_after"]:
+        return
+    usual = statistics.median(past)
+    if usual <= 0:
+        return
+    drop = 1 - rate / usual
+    if drop <= (1 - MARGIN) * limits["warning"]:
+        return
+    critical = drop > limits["critical"]
+    limit = limits["critical"] if critical else limits["warning"]
+    what = tag.rpartition("/")[2].replace("_per_second", "/s")
+    yield Finding(
+        key="throughput",
+        message=f"the run makes {rate:.4g} {what}, {drop:.0%} less than its recent median "
+        f"{usual:.4g} (limit {limit:.0%})",
+        severity="critical" if critical else None,
+        measured=drop,
+        threshold=limit,
+        fading=drop <= limits["warning"],
+    )
+
+
+def check_jitter(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Mean step time since the last record against its recent median."""
+    seconds = metric(record, STEP)
+    if seconds is None:
+        return
+    past = memory.get("seconds", [])
+    memory["seconds"] = [*past, seconds][-int(limits["window"]) :]
+    if len(past) < limits["armed_after"]:
+        return
+    usual = statistics.median(past)
+    if usual > 0 and seconds > (1 - MARGIN) * limits["factor"] * usual:
+        yield Finding(
+            key="jitter",
+            message=f"a step took {seconds:.3g} s on average since the last record, "
+            f"{seconds / usual:.1f}x the recent median {usual:.3g} s (limit {limits['factor']:g}x)",
+            measured=seconds / usual,
+            threshold=limits["factor"],
+            fading=seconds <= limits["factor"] * usual,
+        )
+
+
+def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """Time between the end of a step and the next forward: the data is not there."""
+    share = metric(record, DATA)
+    if share is None or share <= (1 - MARGIN) * limits["warning"]:
+        return
+    critical = share > limits["critical"]
+    limit = limits["critical"] if critical else limits["warning"]
+    by_rank = record.ranks.get("data_seconds")
+    worst = () if by_rank is None or not len(by_rank) else (int(np.nanargmax(by_rank)),)
+    yield Finding(
+        key="data",
+        message=f"training waits for data during {share:.0%} of a step (limit {limit:.0%})"
+        + (f", longest on rank {worst[0]}" if worst else ""),
+        severity="critical" if critical else None,
+        ranks=worst,
+        measured=share,
+        threshold=limit,
+        fading=share <= limits["warning"],
+    )
+
+
+def check_straggler(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """The rank whose own phases are long while the others wait for it."""
+    since = memory.get("since", {})
+    found = find_stragglers(record.ranks, limits["share"], limits["sigmas"])
+    kept: dict[str, list[int]] = {}
+    for slow in found:
+        key = f"rank {slow.rank} {slow.phase}"
+        first, times = since.get(key, [record.step, 0])
+        kept[key] = [first, times + 1]
+        critical = slow.share > limits["critical_share"] and times + 1 >= limits["critical_after"]
+        host = record.hosts[slow.rank] if slow.rank < len(record.hosts) else ""
+        where = f"rank {slow.rank}" + (f" on {host}" if host else "")
+        yield Finding(
+            key=key,
+            message=f"{where} is slower than the others: its {slow.phase} phase takes "
+            f"{slow.excess_seconds * 1000:.3g} ms longer than the median rank's, {slow.share:.0%} "
+            f"of a step (limit {limits['share']:.0%}), since step {first}; "
+            f"{len(slow.waiting)} rank{'s' if len(slow.waiting) != 1 else ''} wait for it",
+            severity="critical" if critical else None,
+            ranks=(slow.rank,),
+            measured=slow.share,
+            threshold=limits["share"],
+        )
+    memory["since"] = kept
+
+
+def check_mfu(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """More than everything is impossible, so one of the inputs is wrong."""
+    value = metric(record, MFU)
+    if value is not None:
+        yield Finding(
+            key="mfu",
+            message=f"MFU comes out as {value:.0%}, which is impossible: the FLOPs of the model, "
+            "the tokens given to step(), or the peak of the device are wrong",
+            measured=value,
+            threshold=1.0,
+        )
+
+
+RULES = (
+    Rule(
+        name="straggler",
+        summary="a rank's own phase exceeds the median rank's by > share of a step",
+        check=check_straggler,
+        severity="warning",
+        patience=2,
+        needs=("ranks",),
+        thresholds={
+            "share": Threshold(0.1, "of a step that a rank may be slower by"),
+            "sigmas": Threshold(4, "robust standard deviations over ranks that it has to exceed"),
+            "critical_share": Threshold(0.2, "of a step above which it may become critical"),
+            "critical_after": Threshold(20, "observations in a row after which it does"),
+        },
+        advice=(
+            "look at that host: other processes, thermal or power throttling, a failing disk",
+            "if its data phase is the long one, look at its loader, shard sizes and file system",
+            "take the host out of the job and restart from the last checkpoint",
+        ),
+    ),
+    Rule(
+        name="throughput_drop",
+        summary="tokens/s (or samples/s) below its recent median by > warning, > critical",
+        check=check_throughput,
+        severity="warning",
+        patience=2,
+        needs=RATES,
+        thresholds={
+            "warning": Threshold(0.5, "share of the rate that is lost: warning"),
+            "critical": Threshold(0.8, "share of the rate that is lost: critical"),
+            "window": Threshold(20, "observations of the recent median"),
+            "armed_after": Threshold(5, "observations before the first judgement"),
+        },
+        advice=(
+            "look at the phases: which one has grown since the last healthy record",
+            "look for a rank that the others wait for (straggler) and for throttled devices",
+            "check the file system and the network for other users",
+        ),
+    ),
+    Rule(
+        name="step_time_jitter",
+        summary="mean step time since the last record > factor x its recent median",
+        check=check_jitter,
+        severity="info",
+        patience=2,
+        needs=(STEP,),
+        thresholds={
+            "factor": Threshold(2, "times the recent median"),
+            "window": Threshold(20, "observations of the recent median"),
+            "armed_after": Threshold(5, "observations before the first judgement"),
+        },
+        advice=(
+            "evaluation and checkpoints between two records count here: expect one after each",
+            "look for garbage collection, memory allocator retries, or a noisy neighbour",
+        ),
+    ),
+    Rule(
+        name="dataloader_bound",
+        summary="share of a step spent waiting for data > warning, > critical",
+        check=check_data,
+        severity="warning",
+        patience=3,
+        needs=(DATA,),
+        thresholds={
+            "warning": Threshold(0.1, "share of a step: warning"),
+            "critical": Threshold(0.2, "share of a step: critical"),
+        },
+        advice=(
+            "more loader workers, prefetching, pinned memory",
+            "move tokenisation and decoding out of the training run",
+            "cache the data set on a local disk",
+        ),
+    ),
+    Rule(
+        name="mfu_invalid",
+        summary="MFU above 100%",
+        check=check_mfu,
+        severity="warning",
+        cooldown=100,
+        needs=(MFU,),
+        advice=(
+            "give step() this rank's own tokens, not those of all ranks",
+            "check mfu.flops_per_token or mfu.model, and mfu.peak_flops with its dtype",
+        ),
+    ),
+)

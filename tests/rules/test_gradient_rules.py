@@ -1,0 +1,144 @@
+"""Gradient norms: of all, over time, and layer by layer."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from made_up_records import alerts_of, make_engine, make_record
+
+from distmon.alert import Alert
+
+SHOWN, APPLIED = "train/unclipped_grad_norm", "monitor/grad_norm"
+
+
+def _alerts(norms: list[float], tag: str = SHOWN, first: int = 100) -> list[Alert]:
+    engine = make_engine(grad_imbalance={"enabled": False})
+    found = []
+    for i, norm in enumerate(norms):
+        metrics = {tag: norm, "train/lr": 3e-3}
+        found += alerts_of(engine, make_record(first + 10 * i, metrics=metrics))
+    return found
+
+
+@pytest.mark.parametrize("tag", [SHOWN, APPLIED])
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ([99.0, 50.0], []),
+        ([101.0], [("grad_norm_high", "warning")]),
+        ([1001.0], [("grad_norm_high", "critical")]),
+        # It got worse: told again at once. 95 is inside the margin: still the same episode.
+        ([101.0, 95.0, 101.0, 1001.0], [("grad_norm_high", w) for w in ("warning", "critical")]),
+        ([5e-4, 5e-4], []),
+        ([5e-4] * 3, [("grad_norm_low", "warning")]),
+        ([math.nan, math.inf] * 5, []),
+    ],
+)
+def test_high_and_low(tag: str, norms: list[float], expected: list[tuple[str, str]]) -> None:
+    assert [(a.rule, a.severity) for a in _alerts(norms, tag)] == expected
+
+
+def test_a_sample_may_have_missed_the_gradient() -> None:
+    assert [a.rule for a in _alerts([0.0] * 3)] == ["grad_norm_low"]
+    assert _alerts([0.0] * 3, APPLIED) == []
+    engine = make_engine()
+    metrics = {APPLIED: 8e-4, "monitor/grad_norm_stderr": 2e-4}
+    assert [alerts_of(engine, make_record(i, metrics=metrics)) for i in range(5)] == [[]] * 5
+
+
+def test_the_norm_before_clipping_counts() -> None:
+    metrics = {SHOWN: 500.0, APPLIED: 1.0, "train/lr": 3e-3}
+    (alert,) = alerts_of(make_engine(), make_record(100, metrics=metrics))
+    assert alert.message == "the gradient norm is 500, above 100"
+    assert alert.advice[:2] == (
+        "halve the learning rate from 3e-3 to 1.5e-3",
+        "tighten gradient clipping from 1.0 to 0.7",
+    )
+
+
+def test_a_norm_far_below_its_start() -> None:
+    (alert,) = _alerts([2.0] * 10 + [0.1] * 8)
+    assert (alert.rule, alert.severity, alert.step) == ("grad_norm_decay", "info", 240)
+    assert "0.05 of the 2.00e+00" in alert.message
+
+
+def test_the_start_is_taken_after_the_warmup() -> None:
+    engine = make_engine()
+    for i in range(60):
+        metrics = {SHOWN: 5.0 if i < 30 else 0.2, "train/lr": 1e-4 * min(i + 1, 30)}
+        assert alerts_of(engine, make_record(100 + 10 * i, metrics=metrics)) == []
+
+
+@pytest.mark.parametrize("interval", [1, 10, 100])
+def test_a_language_model_that_settles_is_no_decay(interval: int) -> None:
+    """From 30 in the first step over 3 to 0.4, whatever the interval."""
+    noise = random.Random(interval)
+    engine = make_engine()
+    for step in range(interval, 200 * interval + 1, interval):
+        norm = (0.4 + 3 * math.exp(-step / 200) + 27 * math.exp(-step / 5)) * noise.uniform(
+            0.7, 1.4
+        )
+        metrics = {SHOWN: norm, "train/lr": 1e-3 * min(1, step / 100)}
+        assert alerts_of(engine, make_record(step, metrics=metrics)) == []
+
+
+def _layers(norms: list[float], name: str = "blocks") -> dict[str, dict[str, float]]:
+    """Two parameters in each layer; together they have the given norm."""
+    return {
+        f"{name}.{i}.{leaf}": {"grad_norm": norm * share}
+        for i, norm in enumerate(norms)
+        for leaf, share in (("up.weight", 0.6), ("down.weight", 0.8))
+    }
+
+
+@pytest.mark.parametrize(
+    ("norms", "words", "layers"),
+    [
+        ([1.0, 1.0, 0.9, 0.5], None, ()),
+        ([0.009, 0.1, 0.5, 1.0], "0.90% of the 1.00e+00 of blocks.3", ("blocks.0", "blocks.3")),
+        ([1.0, 1.0, 11.0, 1.0], "differs 121x between layers", ("blocks.2", "blocks.1")),
+        ([12.0, 1.0, 1.0, 1.0], None, ()),  # the first layer after an embedding
+        ([12.0, 1.0], "differs 144x between layers", ("blocks.0", "blocks.1")),
+        ([20.0, 70.0, 120.0, 110.0], "blocks.2 has norm 120, above 100", ("blocks.2", "blocks.3")),
+        ([1.0, 1e-8, 1.0, 1.0], "blocks.1 has norm 1.0e-08, below 1e-07", ("blocks.1",)),
+        ([1.0, math.nan, 1.0, 1.0], None, ()),
+        ([math.nan] * 4, None, ()),
+    ],
+)
+def test_layers_against_each_other(
+    norms: list[float], words: str | None, layers: tuple[str, ...]
+) -> None:
+    engine = make_engine(grad_norm_high={"enabled": False})
+    record = make_record(500, _layers(norms), metrics={APPLIED: 1.0})
+    assert [alerts_of(engine, record) for _ in range(2)] == [[], []]
+    found = alerts_of(engine, record)
+    assert len(found) == (words is not None)
+    for alert in found:
+        assert alert.rule == "grad_imbalance"
+        assert words in alert.message
+        assert alert.layers == layers
+
+
+def test_layers_are_in_order_of_depth_and_stacks_apart() -> None:
+    table = {f"h.{i}.w": {"grad_norm": 0.001 if i == 2 else 1.0} for i in (10, 9, 2)}
+    table |= {"0.w": {"grad_norm": 1e-5}, "head.w": {"grad_norm": 1e-5}}
+    engine = make_engine(grad_imbalance={"patience": 1})
+    (alert,) = alerts_of(engine, make_record(500, table, metrics={APPLIED: 1.0}))
+    assert alert.layers == ("h.2", "h.10")
+
+
+def test_clipping_is_undone_before_layers_are_judged() -> None:
+    engine = make_engine(grad_imbalance={"patience": 1}, grad_norm_high={"enabled": False})
+    metrics = {SHOWN: 250.0, APPLIED: 1.0}
+    (alert,) = alerts_of(engine, make_record(500, _layers([0.1, 0.5, 0.8]), metrics=metrics))
+    assert alert.measured == pytest.approx(200)
+    assert "explodes" in alert.message
+
+
+def test_a_skipped_step_is_no_observation() -> None:
+    engine = make_engine()
+    record = make_record(500, _layers([1e-9, 1.0]), metrics={APPLIED: 1.0})
+    skipped = make_record(501, _layers([math.nan] * 2), metrics={SHOWN: math.inf}, applied=False)
+    assert [len(alerts_of(engine, r)) for r in (record, record, skipped, record)] == [0, 0, 0, 1]
