@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from distmon.actions import AlertCall
-from distmon.layout import capture
+from distmon.layout import capture, named_modules
 from distmon.monitor import Monitor
 from distmon.rules.base import Rule
 from distmon.wiring import Config, Optimizers, watch
@@ -62,6 +62,8 @@ def attach(
         _device_of(model),
         optimizer,
         config,
+        find_modules=lambda: named_modules(model, rename),
+        models=_modules(model),
         hooks=hooks,
         console=console,
         own_rules=own_rules,
@@ -79,11 +81,15 @@ def _is_engine(model: object) -> bool:
     )
 
 
+def _modules(model: object) -> list[torch.nn.Module]:
+    """What was given, without what is no module; `capture` names that."""
+    given = model if isinstance(model, list | tuple) else [model]
+    return [module for module in given if isinstance(module, torch.nn.Module)]
+
+
 def _device_of(model: object) -> torch.device:
     """Where the ranks' first collective takes place, also when the model is nothing of use."""
-    modules = model if isinstance(model, list | tuple) else [model]
-    for module in modules:
-        if isinstance(module, torch.nn.Module):
-            for parameter in module.parameters():
-                return torch.device("cpu") if parameter.is_meta else parameter.device
+    for module in _modules(model):
+        for parameter in module.parameters():
+            return torch.device("cpu") if parameter.is_meta else parameter.device
     return torch.device("cpu")

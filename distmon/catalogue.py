@@ -1,14 +1,15 @@
 """The table of all parameters that any rank holds, agreed on once, when the monitor is attached.
 
-Most runs need one small collective for it: the ranks find that all of them see the same parameters.
+Most runs need one small collective for it: the ranks find that all of them see the same model.
 Where they do not, as with pipeline stages, one rank of each kind tells its list to the others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -29,6 +30,26 @@ class Entry:
     may_be_addend: bool
 
 
+@dataclass(frozen=True)
+class ModuleEntry:
+    """A module that may be a block of the backward pass."""
+
+    name: str
+    kind: str
+    """Equal for modules that repeat each other."""
+
+
+_Named = TypeVar("_Named", Entry, ModuleEntry)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one rank tells the others that it has."""
+
+    parameters: Sequence[Entry] = ()
+    modules: Sequence[ModuleEntry] = ()
+
+
 def describe(shards: Iterable[Shard]) -> list[Entry]:
     """The entries of this rank's own shards."""
     return [
@@ -43,27 +64,33 @@ def describe(shards: Iterable[Shard]) -> list[Entry]:
     ]
 
 
-def exchange(ranks: Ranks, mine: Sequence[Entry], device: torch.device) -> dict[int, list[Entry]]:
-    """The different lists that ranks hold, each under the lowest rank that holds it.
+def exchange(ranks: Ranks, mine: Holding, device: torch.device) -> dict[int, Holding]:
+    """What different ranks hold, each under the lowest rank that holds it.
 
     A collective call. A rank that has nothing to show, because it could not look at its model,
-    gives an empty list.
+    gives an empty holding.
     """
-    text = json.dumps([[e.name, e.shape, e.dtype, e.requires_grad, e.may_be_addend] for e in mine])
+    parameters = [
+        [e.name, e.shape, e.dtype, e.requires_grad, e.may_be_addend] for e in mine.parameters
+    ]
+    text = json.dumps([parameters, [[e.name, e.kind] for e in mine.modules]])
     raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     table = ranks.sum_by_rank(torch.tensor([hash48(text), len(raw)], device=device)).tolist()
     tellers: dict[int, int] = {}
     for rank, (key, _) in enumerate(table):
         tellers.setdefault(key, rank)
     if len(tellers) == 1:
-        return {0: list(mine)}
-    lists = {}
+        return {0: mine}
+    holdings = {}
     for rank in tellers.values():
         told = raw if rank == ranks.rank else torch.zeros(table[rank][1], dtype=torch.uint8)
         told = ranks.broadcast(told.to(device), rank).cpu()
-        rows = json.loads(told.numpy().tobytes())
-        lists[rank] = [Entry(name, tuple(shape), *rest) for name, shape, *rest in rows]
-    return lists
+        rows, modules = json.loads(told.numpy().tobytes())
+        holdings[rank] = Holding(
+            [Entry(name, tuple(shape), *rest) for name, shape, *rest in rows],
+            [ModuleEntry(*each) for each in modules],
+        )
+    return holdings
 
 
 def merge(lists: Mapping[int, Sequence[Entry]]) -> list[Entry]:
@@ -83,7 +110,13 @@ def merge(lists: Mapping[int, Sequence[Entry]]) -> list[Entry]:
     return merged if len(lists) == 1 else _in_layer_order(merged)
 
 
-def _in_layer_order(entries: Sequence[Entry]) -> list[Entry]:
+def merge_modules(lists: Collection[Sequence[ModuleEntry]]) -> list[ModuleEntry]:
+    """The modules of all ranks in layer order, each once."""
+    merged = {entry.name: entry for entries in lists for entry in entries}
+    return [*merged.values()] if len(lists) == 1 else _in_layer_order([*merged.values()])
+
+
+def _in_layer_order(entries: Sequence[_Named]) -> list[_Named]:
     """Order of first appearance, but the numbered members of a stack in order of their numbers.
 
     Interleaved pipeline stages list the blocks 0, 1, 4, 5 on one rank and 2, 3, 6, 7 on the next.

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 from distmon.errors import ConfigError
 from distmon.redaction import HIDDEN, Redactor
 
-SinkName = Literal["console", "jsonl", "arrow", "tensorboard", "wandb"]
+SinkName = Literal["console", "jsonl", "arrow", "tensorboard", "wandb", "prometheus"]
 ENV_PREFIX = "DISTMON_"
 
 
@@ -76,6 +76,61 @@ class FlowConfig(_Section):
     """Globs of the modules that are blocks; without one, the model's repeated blocks are found."""
     window: int = Field(default=5, ge=2)
     """Observations that the moving average and the drift of the mean gain look back on."""
+
+
+class ModelConfig(_Section):
+    """The shape of a transformer, for its FLOPs."""
+
+    layers: int = Field(ge=1)
+    """Blocks."""
+    width: int = Field(ge=1)
+    """Size of the residual stream."""
+    heads: int = Field(ge=1)
+    """Attention heads."""
+    vocabulary: int = Field(ge=1)
+    """Rows of the output head."""
+    kv_heads: int | None = Field(default=None, ge=1)
+    """Heads of keys and values; as many as `heads` when absent."""
+    head_size: int | None = Field(default=None, ge=1)
+    """`width / heads` when absent."""
+    mlp: int | None = Field(default=None, ge=1)
+    """Inner width of the MLP; four times `width` when absent."""
+    gated: bool = False
+    """The MLP has a third matrix, as SwiGLU does."""
+
+
+class MfuConfig(_Section):
+    """What MFU is computed from; nothing is guessed, and what is missing is named."""
+
+    flops_per_token: float | None = Field(default=None, gt=0)
+    """FLOPs of forward and backward per token, if you know them."""
+    model: ModelConfig | None = None
+    """The model's shape; found in its own config when absent."""
+    context: int | None = Field(default=None, ge=1)
+    """Tokens in a training sequence."""
+    causal: bool = True
+    """Count half of the attention, because of the causal mask."""
+    count: bool = False
+    """Count the FLOPs of one training step, which is slower for it."""
+    peak_flops: float | None = Field(default=None, gt=0)
+    """Peak of one device in FLOP/s; from the table by its name when absent."""
+    dtype: Literal["bf16", "fp16", "tf32", "fp32", "fp8"] | None = None
+    """What the matrices are multiplied in; that of the parameters when absent."""
+    measure_peak: bool = False
+    """Measure the peak with a matrix product where the table has none."""
+
+
+class PrometheusConfig(_Section):
+    """Where the prometheus sink listens."""
+
+    address: str = "127.0.0.1"
+    """Loopback by default: nobody else can read it."""
+    port: int = Field(default=9464, ge=0, le=65535)
+    """The port, or the first of those that are tried; 0 for any."""
+    ports: int = Field(default=10, ge=1)
+    """How many ports are tried."""
+    most_ranks: int = Field(default=64, ge=0)
+    """Ranks that get a series of their own."""
 
 
 class NotifyConfig(_Section):
@@ -146,8 +201,8 @@ class MonitorConfig(_Section):
     """Chooses the sample together with each parameter's name."""
     topk: int = Field(default=5, ge=0)
     """How many of the worst frozen parameters get a tag of their own."""
-    backend: Literal["auto", "torch", "triton"] = "auto"
-    """What computes the rows; `auto` takes Triton on CUDA and ROCm and torch elsewhere."""
+    backend: Literal["auto", "torch", "triton", "native"] = "auto"
+    """What fills rows; `auto`: Triton on a GPU, the native module (if built) on a CPU, or torch."""
     percentiles: bool = True
     """Gradient percentiles; off, an observation sends 12 times fewer bytes."""
     replica_check: bool = True
@@ -180,6 +235,16 @@ class MonitorConfig(_Section):
     """Most parameters that `param_tags` may select."""
     wandb: WandbConfig = WandbConfig()
     """Settings of the wandb sink."""
+    budget: float | None = Field(default=0.001, gt=0)
+    """Share of the training time that observing may cost; above it the interval is stretched."""
+    budget_after_s: float = Field(default=60.0, ge=0)
+    """Training time to judge the cost by."""
+    hardware_period_s: float = Field(default=1.0, gt=0)
+    """Seconds between two looks at the device's driver, in a thread of its own."""
+    mfu: MfuConfig = MfuConfig()
+    """What MFU is computed from."""
+    prometheus: PrometheusConfig = PrometheusConfig()
+    """Settings of the prometheus sink."""
     flow: FlowConfig = FlowConfig()
     """Gain of the backward pass, block by block."""
     task_interval: int = Field(default=100, ge=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from distmon.actions import AlertCall, Callbacks, TrainingStopped, first_match
 from distmon.alert import Alert
+from distmon.budget import Budget
 from distmon.config import ActionsConfig
 from distmon.errors import CollectiveError
 from distmon.evaluations import PendingEvaluations
@@ -26,7 +27,9 @@ from distmon.reporter import Reporter
 from distmon.rules import RuleEngine
 from distmon.rules.nonfinite import at_once
 from distmon.signals import GRAD_NORM, LOSS, Evidence, SignalWatch
-from distmon.telemetry.step_clock import StepClock
+from distmon.telemetry.phases import mark_forward
+from distmon.telemetry.rank_row import RankTelemetry
+from distmon.telemetry.utilization import Utilization
 
 log = logging.getLogger("distmon")
 
@@ -55,6 +58,8 @@ class Monitor:
         task_interval: int,
         actions: ActionsConfig,
         callbacks: Callbacks,
+        telemetry: RankTelemetry,
+        budget: Budget,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._interval = interval
@@ -73,7 +78,8 @@ class Monitor:
         self._evaluations = PendingEvaluations()
         self._tasks_at = 0
         self._now = now
-        self._clock = StepClock(now)
+        self._telemetry = telemetry
+        self._budget = budget
         self._seconds = 0.0
         self._completed = 0
         self._stride = 1
@@ -97,6 +103,12 @@ class Monitor:
         self.last_record: Record | None = None
         """The newest record; the same on every rank."""
         self._handles: list[RemovableHandle] = []
+        self._watch_next_backward()
+
+    @property
+    def utilization(self) -> Utilization:
+        """What MFU is computed from."""
+        return self._observer.utilization
 
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
@@ -106,6 +118,11 @@ class Monitor:
                 optimizer.register_step_post_hook(lambda o, *_: self.after_step(o)),
             ]
 
+    def install_forward_marks(self, models: Iterable[torch.nn.Module]) -> None:
+        """Let the calls of the whole model tell where forward begins and ends."""
+        for model in models:
+            self._handles += mark_forward(model, self._telemetry.phases)
+
     # -- what the training loop calls ------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer | None = None) -> None:
@@ -114,6 +131,8 @@ class Monitor:
         With several optimizers each is measured over its own first step; without an argument all
         are meant.
         """
+        self._telemetry.phases.enter("optimizer")
+        self._observer.utilization.end_backward()
         if self._completed + self._stride < self._next or self._closed:
             return
         if _contains(self._snapshots, optimizer):
@@ -128,6 +147,7 @@ class Monitor:
 
     def after_step(self, optimizer: Optimizer | None = None) -> None:
         """Just after an optimizer step. Do not call it for a step that was skipped."""
+        self._telemetry.phases.enter("other")
         self._ran = self._tells_steps = True
         if scaler_verdict(optimizer) is not None:
             # Only the device knows whether this step counts; the next loss will tell.
@@ -181,31 +201,44 @@ class Monitor:
         begin = self._now()
         self._tasks_at = coming
         try:
-            self._observer.tasks.measure(losses)
+            with self._observer.flow.aside():
+                self._observer.tasks.measure(losses)
         except Exception as error:
             self._fault("task_losses", error, spoils_observation=False)
         self._seconds += self._now() - begin
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """`with monitor.phase("data"): batch = next(loader)`: say what the time is spent on.
+
+        One of data, forward, backward, optimizer, other. Without it the hooks on model and
+        optimizer tell, and everything between two steps counts as data.
+        """
+        return self._telemetry.phases.told(name)
 
     def step(
         self,
         *,
         loss: Number | None = None,
         tokens: float | None = None,
+        samples: float | None = None,
         lr: float | None = None,
         grad_norm: Number | None = None,
         step: int | None = None,
     ) -> None:
         """A training step is done: call it once per optimizer step, on every rank.
 
-        `loss` and `tokens` are this rank's own; `step` is the trainer's number of this step, when
-        it does not count from 1. On observed steps the ranks meet here, and only here.
+        `loss`, `tokens` and `samples` are this rank's own, of all micro-batches; `step` is the
+        trainer's number of this step, when it does not count from 1. On observed steps the ranks
+        meet here, and only here.
         """
         if self._closed:
             return
         begin = self._now()
         try:
             self._advance(None if step is None else int(step))
-            self._clock.tick(host_value(tokens) if tokens is not None else 0.0)
+            spent = host_value(tokens) if tokens is not None else 0.0
+            self._telemetry.step_done(spent, host_value(samples) if samples is not None else 0.0)
+            self._observer.utilization.end_step(spent)
             if lr is not None:
                 self._lr = host_value(lr)
             self._after_every_step(loss, grad_norm)
@@ -219,6 +252,9 @@ class Monitor:
         if self._started is not None and self._completed >= self._started + self._lag:
             self._collect()
         self._snapshots, self._ran = [], False
+        self._watch_next_backward()
+        self._observer.utilization.begin_step()
+        self._telemetry.phases.step_done(self._completed + self._stride, self._next)
         self._seconds += self._now() - begin
         if self._stopped_by is not None:
             self._stop(self._stopped_by)
@@ -236,6 +272,8 @@ class Monitor:
             "rules": self._rules.state_dict(),
             "known_bad": self._known_bad,
             "evaluations": self._observer.evaluations.state_dict(),
+            "gain": [*self._observer.gain.values],
+            "interval": self._interval,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -246,6 +284,9 @@ class Monitor:
         if not state:
             return
         self._completed = int(state["step"])
+        if (interval := self._budget.resume(state.get("interval"))) != self._interval:
+            self._interval = interval
+            self._observer.resize(interval)
         self._next = self._next_after(self._completed)
         self._observer.ema.value = state["loss_ema"]
         losses = [(int(step), float(loss)) for step, loss in state["losses"]]
@@ -259,6 +300,8 @@ class Monitor:
         self._known_bad = bool(state["known_bad"])
         if "evaluations" in state:
             self._observer.evaluations.load_state_dict(state["evaluations"])
+        self._observer.gain.restore(state.get("gain", ()))
+        self._watch_next_backward()
 
     def close(self) -> None:
         """Take the hooks off, deliver what is pending, and end the sinks. Safe to call twice.
@@ -275,6 +318,8 @@ class Monitor:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._observer.flow.remove()
+        self._telemetry.close()
         try:
             if self._reporter is not None:
                 self._reporter.close()
@@ -346,6 +391,17 @@ class Monitor:
                     at_once(evidence, severity, rank=self._ranks.rank, told_at=self._next)
                 )
 
+    def _watch_next_backward(self) -> None:
+        """The hooks of the blocks work before the `step` that belongs to them is called."""
+        flow = self._observer.flow
+        if fault := flow.take_fault():
+            self._fault("gradient flow", fault, spoils_observation=False)
+        try:
+            observed = self._completed + self._stride >= self._next and not self._closed
+            flow.arm(observed, first=not self._begun)
+        except Exception as error:
+            self._fault("gradient flow", error, spoils_observation=False)
+
     def _measure(self, optimizer: Optimizer | None, ran: bool) -> None:
         try:
             self._observer.measure(optimizer, ran)
@@ -362,7 +418,7 @@ class Monitor:
         evidence = self._shown = self._watch.evidence
         norm = self._watch.take_norm()
         telemetry = {
-            **self._clock.take(),
+            **self._telemetry.take(),
             **self._evaluations.take(),
             "task_key": self._observer.tasks.send(),
             "shown_norm": -1.0 if norm is None else norm,
@@ -398,6 +454,7 @@ class Monitor:
             if self._reporter is not None:
                 self._reporter.post(record, alerts)
             self._act(alerts)
+            self._keep_to_budget(record)
         except CollectiveError as error:
             self._give_up(error)
         except Exception as error:
@@ -406,11 +463,23 @@ class Monitor:
     def _tell_late(self, reporter: Reporter) -> None:
         """Judge the evaluations that no observation has followed; nobody acts on them any more."""
         try:
-            record = self._observer.late_record(self._completed, self._evaluations.take())
+            told = self._evaluations.take()
+            record = self._observer.late_record(self._completed, told, self._lr)
             alerts, _ = self._rules.evaluate(record)
             reporter.post(record, alerts)
         except Exception as error:
             self._fault("evaluations at the end", error, spoils_observation=False)
+
+    def _keep_to_budget(self, record: Record) -> None:
+        """Look less often when that costs too much; all ranks have the same record."""
+        stretch = self._budget.judge(record)
+        if stretch is None:
+            return
+        if self._reporter is not None:
+            log.warning("%s", stretch)
+        self._interval = stretch.after
+        self._next = self._next_after(self._completed)
+        self._observer.resize(stretch.after)
 
     def _act(self, alerts: Sequence[Alert]) -> None:
         """What the user asked to be done; every rank has the same alerts and does the same."""

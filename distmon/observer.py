@@ -15,6 +15,7 @@ from distmon.config import MonitorConfig
 from distmon.derive import Sampling, moments, param_table, run_metrics, suspects
 from distmon.device_marks import to_device
 from distmon.evaluations import EvaluationHistory, evaluation_metrics
+from distmon.flow import BackwardNorms, GainWindow, flow_table
 from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
 from distmon.losses import LossEma, LossRing
@@ -29,6 +30,8 @@ from distmon.reduce import SLOT_SIZE, Buffers, Ranks, Reduced
 from distmon.sampling import build_plan, hash48
 from distmon.signals import Evidence
 from distmon.tasks import TaskGradients, task_metrics
+from distmon.telemetry.summary import run_summary
+from distmon.telemetry.utilization import Utilization
 
 DEFAULT_SAMPLE = 1024
 _MAY_DIFFER = {"run_dir", "sinks", "wandb", "queue_size", "total_steps", "param_tags"}
@@ -49,6 +52,8 @@ class Observer:
         ranks: Ranks,
         config: MonitorConfig,
         frozen_ratio: float,
+        flow: BackwardNorms,
+        hosts: tuple[str, ...] = (),
     ) -> None:
         self._shards = shards
         self._ownership = ownership
@@ -68,9 +73,9 @@ class Observer:
         )
         self._probe = choose_probe(config.backend, self.plan, shards, exact)
         self._added = AddedGradients(self.plan, shards)
-        self._buffers = Buffers(
-            len(shards), ranks, config.percentiles, config.interval, device, self._added.size
-        )
+        self.flow = flow
+        self.gain = GainWindow(config.flow.window, flow.blocks.longest)
+        self._buffers = self._make_buffers(config.interval)
         self.ring = LossRing(config.interval, device)
         self.ema = LossEma(config.ema_decay)
         self.evaluations = EvaluationHistory()
@@ -81,6 +86,26 @@ class Observer:
         self._owner_columns = ownership.columns()
         self._row_multipliers = odd_multipliers(len(shards), device)
         self._side: Rows | None = None
+        self._hosts = hosts
+        self.utilization = Utilization()
+
+    def _make_buffers(self, loss_slots: int) -> Buffers:
+        return Buffers(
+            len(self._shards),
+            self._ranks,
+            self._config.percentiles,
+            loss_slots,
+            self.plan.device,
+            self._added.size,
+            self.flow.size,
+        )
+
+    def resize(self, interval: int) -> None:
+        """Make room for the losses of another interval. Nothing may be in flight."""
+        kept = self.ring.to_list()
+        self.ring = LossRing(interval, self.plan.device)
+        self.ring.restore(kept[-interval:])
+        self._buffers = self._make_buffers(interval)
 
     @property
     def collective_bytes(self) -> int:
@@ -95,7 +120,7 @@ class Observer:
         sent = (SLOT_SIZE, SUM_COLUMNS, MAX_COLUMNS, self._added.rows)
         texts = (
             f"{metadata.version('distmon')}{sent}",
-            f"{self.plan.plan_hash}{trainable}",
+            f"{self.plan.plan_hash}{trainable}{self.flow.blocks}",
             settings,
         )
         return {name: hash48(text) for name, text in zip(AGREED, texts, strict=True)}
@@ -173,6 +198,7 @@ class Observer:
             self._buffers.rows.sums[:, SUM[name]] = owners[:, i]
         self._buffers.put_telemetry(telemetry, self._checksums(), "")
         self._buffers.put_losses(values, given)
+        self.flow.send(self._buffers.blocks)
 
     def _checksums(self) -> torch.Tensor:
         """48 bits by replica class over all sampled weights of this rank, on the device."""
@@ -236,6 +262,12 @@ class Observer:
         if evaluations:
             metrics |= evaluation_metrics(evaluations[-1])
         metrics |= task_metrics(tasks)
+        applied = bool(reduced.sums[:, SUM["u_count"]].any())
+        flow = None
+        # Without a rank it would be the gain of a part of the batch; what a scaler skips is noise.
+        if applied and not reduced.ranks["failed"].any():
+            flow = flow_table(self.flow.blocks.names, reduced.blocks)
+        metrics |= self.gain.metrics(flow)
         norms = reduced.ranks["shown_norm"][reduced.ranks["failed"] == 0]
         if (norms != -1).any():
             metrics["train/unclipped_grad_norm"] = float(norms[norms != -1].max())
@@ -246,10 +278,12 @@ class Observer:
             world_size=self._ranks.size,
             metrics=metrics,
             params=table,
-            ranks=reduced.ranks,
+            ranks={n: row for n, row in reduced.ranks.items() if not np.isnan(row).all()},
+            hosts=self._hosts,
             losses=losses,
             loss_ema=averages,
-            applied=bool(reduced.sums[:, SUM["u_count"]].any()),
+            applied=applied,
+            flow=flow,
             evaluations=evaluations,
             tasks=tasks,
             nonfinite=nonfinite,
@@ -257,7 +291,7 @@ class Observer:
             faults=self._faults(reduced, step),
         )
 
-    def late_record(self, step: int, told: Mapping[str, float]) -> Record:
+    def late_record(self, step: int, told: Mapping[str, float], lr: float | None) -> Record:
         """What this rank was told after the last observation, as a record; enters no collective."""
         slots = {m.name: np.array([told.get(m.name, 0.0)]) for m in RANK_METRICS}
         evaluations = self.evaluations.receive(slots, self.ema.value)
@@ -265,7 +299,10 @@ class Observer:
             step=step,
             time=time.time(),
             world_size=self._ranks.size,
-            metrics=evaluation_metrics(evaluations[-1]) if evaluations else {},
+            metrics={
+                **(evaluation_metrics(evaluations[-1]) if evaluations else {}),
+                **({} if lr is None else {"train/lr": lr}),
+            },
             params=ParamTable.empty(),
             ranks={},
             applied=False,
@@ -309,22 +346,14 @@ class Observer:
         return locate_desync(self._ranks, self.plan, self._probe.row_checksums, found)
 
     def _performance(self, reduced: Reduced) -> dict[str, float]:
-        seconds = float(reduced.ranks["step_seconds"].max())
-        own = float(reduced.ranks["monitor_seconds"].max())
         metrics = {
             "train/skipped_steps": float(reduced.ranks["skipped_steps"].max()),
-            "performance/monitor_seconds": own,
+            "performance/monitor_seconds": float(reduced.ranks["monitor_seconds"].max()),
             "performance/monitor_bytes": float(self.collective_bytes),
             "performance/monitor_collectives": 2.0 if self._ranks.together else 0.0,
+            **run_summary(reduced.ranks),
         }
-        elapsed = float(reduced.ranks["elapsed_seconds"].max())
-        if seconds > 0:
-            metrics["performance/step_seconds"] = seconds
-            metrics["performance/monitor_fraction"] = own / elapsed
-            tokens = float(reduced.ranks["tokens"].sum())
-            if tokens:
-                metrics["performance/tokens_per_second"] = tokens / elapsed
-        return metrics
+        return metrics | self.utilization.metrics(metrics, self._ranks.size)
 
     def _faults(self, reduced: Reduced, step: int) -> tuple[str, ...]:
         faults = [f"rank {r} could not observe step {step}: {t}" for r, t in reduced.errors.items()]

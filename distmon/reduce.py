@@ -1,13 +1,15 @@
 """One SUM and one MAX all_reduce carry everything that ranks tell each other in an observation.
 
 The SUM buffer (float64) holds the rows of all parameters, one telemetry slot per rank (zeros on
-the others, so the sum is a gather), and the losses since the last observation. The MAX buffer
+the others, so the sum is a gather), the losses since the last observation, and the gradients of the
+blocks. The MAX buffer
 (float32) holds the maxima. Both have the same size on every rank whatever happens locally: an error
 travels as text inside the rank's slot, so nobody waits for anybody.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -105,6 +107,13 @@ class Ranks:
         self.all_reduce(mark, dist.ReduceOp.SUM)
         mark.cpu()
 
+    def hosts(self, device: torch.device) -> tuple[str, ...]:
+        """The host name of every rank, cut to 32 bytes. A collective call."""
+        raw = socket.gethostname().encode("ascii", "replace")[:32].ljust(32, b"\0")
+        table = self.sum_by_rank(torch.tensor([*raw], dtype=torch.uint8, device=device))
+        names = (bytes(row).rstrip(b"\0").decode("ascii", "replace") for row in table.tolist())
+        return tuple(names)
+
     def sum_by_rank(self, values: torch.Tensor) -> torch.Tensor:
         """Gather equal-sized integer tables from all ranks: [size, *values.shape]."""
         table = torch.zeros((self.size, *values.shape), dtype=values.dtype, device=values.device)
@@ -180,6 +189,8 @@ class Reduced:
     """Which of those steps had a loss on any rank."""
     addends: Floats
     """The sums that `AddedGradients` asked for."""
+    blocks: Floats
+    """The sums that `BackwardNorms` asked for."""
 
 
 class Buffers:
@@ -193,6 +204,7 @@ class Buffers:
         loss_slots: int,
         device: torch.device,
         addends: int = 0,
+        blocks: int = 0,
     ) -> None:
         self._ranks = ranks
         self._loss_slots = loss_slots
@@ -203,11 +215,13 @@ class Buffers:
             ranks.size * SLOT_SIZE,
             2 * loss_slots,
             addends,
+            blocks,
         )
         self._cuts = np.cumsum(sizes)[:-1]
         self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
         self._max = torch.zeros(parameters * len(MAX_COLUMNS), dtype=torch.float32, device=device)
-        rows, histogram, slots, losses, self.addends = torch.split(self._sum, [*sizes])
+        parts = torch.split(self._sum, [*sizes])
+        rows, histogram, slots, losses, self.addends, self.blocks = parts
         self.rows = Rows(
             sums=rows.view(parameters, len(SUM_COLUMNS)),
             maxima=self._max.view(parameters, len(MAX_COLUMNS)),
@@ -271,7 +285,7 @@ class Buffers:
             self._copied.wait()
         parameters = len(self.rows.sums)
         parts = np.split(self._host_sum.numpy().copy(), self._cuts)
-        rows, histogram, slot_part, loss_part, addends = parts
+        rows, histogram, slot_part, loss_part, addends, blocks = parts
         slots = slot_part.reshape(self._ranks.size, SLOT_SIZE)
         loss_sum, loss_count = loss_part.reshape(2, self._loss_slots)[:, :steps]
         errors = (_unpack_text(slot[len(RANK_METRICS) :]) for slot in slots)
@@ -286,6 +300,7 @@ class Buffers:
             losses=losses,
             loss_given=loss_count > 0,
             addends=addends,
+            blocks=blocks,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ class SilentMonitor(Monitor):
     def step(self, **_: Any) -> None: ...
 
     def evaluated(self, **_: Any) -> None: ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def task_losses(self, losses: Mapping[str, torch.Tensor]) -> None: ...
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
-from distmon.actions import AlertCall, Callbacks
-from distmon.catalogue import complete, describe, exchange, merge
+from distmon.actions import AlertCall, Callbacks, check_patterns
+from distmon.budget import Budget
+from distmon.catalogue import Holding, complete, describe, exchange, merge, merge_modules
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, LayoutError
-from distmon.layout import Shard
+from distmon.flow import BackwardNorms, Blocks, candidates, choose
+from distmon.layout import NamedModule, Shard
 from distmon.monitor import Monitor
 from distmon.observer import AGREED, Observer
 from distmon.ownership import Ownership
@@ -27,6 +31,9 @@ from distmon.sampling import SamplePlan
 from distmon.signals import SignalWatch
 from distmon.silent import SilentMonitor
 from distmon.sinks import Delivery, build_factories
+from distmon.telemetry.hardware import HardwareSampler, opener_for
+from distmon.telemetry.mfu_setup import set_up as set_up_mfu
+from distmon.telemetry.rank_row import RankTelemetry
 
 # On an accelerator the copy to the host is long done two steps after it was queued.
 PICK_UP_AFTER = 2
@@ -42,6 +49,7 @@ def watch(
     optimizer: Optimizers,
     config: Config = None,
     *,
+    find_modules: Callable[[], Sequence[NamedModule]] | None = None,
     hooks: bool = True,
     console: Console | None = None,
     groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
@@ -49,14 +57,16 @@ def watch(
     skips_are_evidence: bool = False,
     on_alert: AlertCall | None = None,
     on_checkpoint: AlertCall | None = None,
+    models: Sequence[nn.Module] = (),
     **overrides: Any,
 ) -> Monitor:
     """Put a monitor together: what `attach` does for every way to train.
 
     `find_shards` is called with the valid settings and lists what this rank holds; `device` is
-    where. `groups` gives the param groups of all optimizers, where those of `optimizer` are not
-    what the user set up. `skips_are_evidence`: no loss is scaled, so a step is left out only when
-    something is wrong.
+    where. `find_modules` lists the modules, some of which may be blocks of the backward pass;
+    without it none is watched. `groups` gives the param groups of all optimizers, where those of
+    `optimizer` are not what the user set up. `skips_are_evidence`: no loss is scaled, so a step is
+    left out only when something is wrong.
     """
     # Whatever is wrong on one rank, all of them meet in `agree` and stop together.
     problem: Exception | None = None
@@ -69,22 +79,39 @@ def watch(
         return SilentMonitor()
     ranks = Ranks(settings.timeout_s, device)
     shards: list[Shard] = []
+    modules: Sequence[NamedModule] = ()
+    globs: tuple[str, ...] = ()
+    mine = Holding()
+    flow = BackwardNorms(Blocks(), {}, device)
     monitor: Monitor | None = None
     agreement = dict.fromkeys(AGREED, 0)
     if problem is None:
         try:
             shards = find_shards(settings)
             _check_devices(shards)
+            if find_modules is not None and settings.flow.enabled:
+                modules, globs = find_modules(), settings.flow.blocks
+            mine = Holding(describe(shards), candidates(modules, globs))
         except Exception as error:
             problem = error
-    lists = exchange(ranks, describe(shards), device)
+    holdings = exchange(ranks, mine, device)
+    hosts = ranks.hosts(device)
     if problem is None:
         try:
-            shards = complete(merge(lists), shards, device)
+            table = merge({rank: held.parameters for rank, held in holdings.items()})
+            shards = complete(table, shards, device)
+            blocks = choose(
+                merge_modules([held.modules for held in holdings.values()]),
+                {entry.name: math.prod(entry.shape) for entry in table},
+                globs,
+            )
+            here = {each.name: each.called for each in modules}
+            flow = BackwardNorms(blocks, here, device, in_stages=len(holdings) > 1)
             ownership = Ownership(shards, _as_list(optimizer), groups)
             signals = SignalWatch(shards, skips_are_evidence)
             rules = with_users_rules(BUILTIN, settings.rules, own_rules)
             active = configure(rules, settings.rules)
+            check_patterns(settings.actions, [rule.name for rule in rules])
             monitor, agreement = _build(
                 shards,
                 ownership,
@@ -92,8 +119,13 @@ def watch(
                 active,
                 settings,
                 ranks,
+                flow,
                 console,
                 Callbacks(on_alert, on_checkpoint),
+                hosts,
+            )
+            set_up_mfu(
+                monitor.utilization, settings.mfu, models, device, shards[0].dtype, ranks.rank == 0
             )
         except Exception as error:
             problem = error
@@ -106,6 +138,8 @@ def watch(
             raise problem from None
         raise
     assert monitor is not None
+    flow.install()
+    monitor.install_forward_marks(models)
     if hooks:
         monitor.install_hooks()
     return monitor
@@ -118,12 +152,15 @@ def _build(
     active: Sequence[ActiveRule],
     settings: MonitorConfig,
     ranks: Ranks,
+    flow: BackwardNorms,
     console: Console | None,
     callbacks: Callbacks,
+    hosts: tuple[str, ...],
 ) -> tuple[Monitor, dict[str, int]]:
     """Everything that needs no other rank; also hashes of what must be equal on all of them."""
     frozen_ratio = next((a.limits["ratio"] for a in active if a.rule.name == "frozen"), 1e-12)
-    observer = Observer(shards, ownership, ranks, settings, frozen_ratio)
+    observer = Observer(shards, ownership, ranks, settings, frozen_ratio, flow, hosts)
+    device = observer.plan.device
     reporter = None
     if ranks.rank == 0:
         reporter = _reporter(settings, shards, observer.plan, ranks, console)
@@ -135,10 +172,12 @@ def _build(
         ranks=ranks,
         optimizers=ownership.optimizers,
         reporter=reporter,
-        pick_up_after=0 if observer.plan.device.type == "cpu" else PICK_UP_AFTER,
+        pick_up_after=0 if device.type == "cpu" else PICK_UP_AFTER,
         task_interval=settings.task_interval,
         actions=settings.actions,
         callbacks=callbacks,
+        telemetry=RankTelemetry(device, _hardware(device, settings)),
+        budget=Budget(settings.budget, settings.interval, settings.budget_after_s),
     )
     return monitor, observer.agreement
 
@@ -165,6 +204,11 @@ def _reporter(
     )
     delivery = Delivery(build_factories(settings, folder, console), settings.queue_size)
     return Reporter(folder, delivery, ranks.size)
+
+
+def _hardware(device: torch.device, settings: MonitorConfig) -> HardwareSampler | None:
+    opener = opener_for(device, os.environ)
+    return None if opener is None else HardwareSampler(opener, settings.hardware_period_s)
 
 
 def _check_devices(shards: Sequence[Shard]) -> None:

@@ -35,6 +35,7 @@ FLOW = (
     "tasks",
     "ownership",
     "signals",
+    "budget",
     "telemetry",
     "flow",
     "observer",

@@ -43,7 +43,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at everything; a look that fails becomes a line that says so."""
     findings: list[Finding] = []
-    for look in (_versions, _devices, _triton, _nvml, _collectives, _extras):
+    for look in (_versions, _devices, _triton, _native, _hardware, _mfu, _collectives, _extras):
         findings += _guarded(look)
     return findings
 
@@ -81,7 +81,7 @@ def _devices() -> Iterator[Finding]:
         build = "this torch is a CPU build" if torch.version.cuda is None else "no GPU is visible"
         if torch.version.hip is not None:
             build = "this torch is a ROCm build, but no GPU is visible"
-        yield Finding("accelerator", "absent", f"{build}: samples are read by the torch backend")
+        yield Finding("accelerator", "absent", f"{build}: samples are read on the CPU")
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -96,20 +96,49 @@ def _triton() -> Iterator[Finding]:
         yield Finding("triton backend", "absent", "needs a CUDA or ROCm device")
     else:
         yield Finding("triton backend", "ok", "chosen by `backend: auto`")
-    yield Finding("torch backend", "ok", "runs on any device; the default on CPU")
+    yield Finding(
+        "torch backend", "ok", "runs on any device; the default on CPU without the native module"
+    )
 
 
-def _nvml() -> Iterator[Finding]:
-    import pynvml
+def _native() -> Iterator[Finding]:
+    from distmon.native import status
 
-    try:
-        pynvml.nvmlInit()
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        count = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-        yield Finding("NVML", "ok", f"driver {driver}, {count} devices")
-    except pynvml.NVMLError as error:
-        yield Finding("NVML", "absent", f"{error}: GPU memory, power and clocks are not recorded")
+    found = status()
+    if found.module is not None:
+        yield Finding("native module", "ok", f"chosen by `backend: auto` on CPU; {found.path}")
+    else:
+        verdict: Verdict = "absent" if found.path is None else "fails"
+        yield Finding("native module", verdict, f"{found.reason}; Python does its work meanwhile")
+
+
+def _hardware() -> Iterator[Finding]:
+    from distmon.telemetry.hardware import describe_devices
+
+    for device in describe_devices():
+        if device.problem is not None:
+            detail = f"{device.problem}: memory, power and clocks are not recorded"
+            yield Finding(device.name, "absent", detail)
+            continue
+        memory = f"{device.memory_bytes / 2**30:.0f} GiB"
+        detail = f"{device.uuid}, driver {device.driver}, {memory}"
+        if device.missing:
+            detail += f"; not given: {', '.join(device.missing)}"
+        yield Finding(device.name, "ok", detail)
+
+
+def _mfu() -> Iterator[Finding]:
+    """The peak of each kind of device here, or why MFU needs `mfu.peak_flops`."""
+    from distmon.telemetry.mfu.peaks import resolve_peak
+    from distmon.telemetry.mfu.unavailable import MfuUnavailableError
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names: list[str | None] = [*{torch.cuda.get_device_name(index) for index in range(count)}]
+    for name in names or [None]:
+        try:
+            yield Finding("MFU", "ok", f"{name}: {resolve_peak(name, 'bf16').describe()}")
+        except MfuUnavailableError as error:
+            yield Finding("MFU", "absent", str(error))
 
 
 def _collectives() -> Iterator[Finding]:

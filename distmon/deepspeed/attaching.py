@@ -48,9 +48,11 @@ def attach(
         layout.device,
         layout.inner,
         config,
+        find_modules=layout.modules,
         hooks=False,
         console=console,
         groups=layout.groups,
+        models=[engine],
         skips_are_evidence=not layout.scales_loss,
         **overrides,
     )

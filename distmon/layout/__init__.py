@@ -1,6 +1,18 @@
 """Who holds which piece of which parameter. The only part that knows about parallelism."""
 
+from distmon.layout.activations import local_part
 from distmon.layout.capture import capture
+from distmon.layout.modules import NamedModule, class_of, named_modules
 from distmon.layout.shard import Everything, Region, Shard, absent_shard
 
-__all__ = ["Everything", "Region", "Shard", "absent_shard", "capture"]
+__all__ = [
+    "Everything",
+    "NamedModule",
+    "Region",
+    "Shard",
+    "absent_shard",
+    "capture",
+    "class_of",
+    "local_part",
+    "named_modules",
+]

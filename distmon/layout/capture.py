@@ -39,7 +39,7 @@ def capture(
     shards: dict[str, Shard] = {}
     found = 0
     for module in modules:
-        for path, make in _walk(_unwrap(module), shard_of):
+        for path, make in _walk(unwrap(module), shard_of):
             found += 1
             name = rename(clean_name(path))
             if not _wanted(name, include, exclude):
@@ -138,7 +138,7 @@ def _shard(name: str, parameter: nn.Parameter, gradient_is_reduced: bool) -> Sha
     )
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Take off DDP and torch.compile in whatever order they were put on."""
     while True:
         if isinstance(model, _WHOLE_WRAPPERS):

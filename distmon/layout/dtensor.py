@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -86,7 +87,7 @@ def _is_same_up_to_sums(found: Any, expected: tuple[Any, ...]) -> bool:
 def _settled(gradient: DTensor) -> torch.Tensor:
     """The local tensor; a collective on it that still runs in the background is waited for."""
     local = gradient._local_tensor
-    return local if type(local) is torch.Tensor else gradient.to_local()
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def _region(name: str, parameter: DTensor) -> Region:

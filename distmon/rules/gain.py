@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from distmon.record import FlowTable, Record
+from distmon.record import Record
 from distmon.rules.advice import lower_lr, number, tighten_clipping
 from distmon.rules.base import (
     MARGIN,
@@ -16,7 +16,6 @@ from distmon.rules.base import (
     Memory,
     Rule,
     Threshold,
-    layer_of,
     metric,
     name_some,
 )
@@ -27,26 +26,9 @@ DAMPING, AMPLIFYING = 0.5, 2.0
 _SHOWN = 3
 
 
-def _judged(flow: FlowTable) -> dict[str, float]:
-    """The gains that tell of depth: without the first block of every stack, if others remain.
-
-    The first block normalises the embedding. While that is small, as it is at the start, its gain
-    is large: about 60 in a small language model that trains well.
-    """
-    gains = {b: float(g) for b, g in zip(flow.blocks, flow.gain, strict=True) if math.isfinite(g)}
-    seen: set[str] = set()
-    rest = {}
-    for block, gain in gains.items():
-        stack = layer_of(f"{block}.weight").rpartition(".")[0]
-        if stack in seen:
-            rest[block] = gain
-        seen.add(stack)
-    return rest or gains
-
-
 def _mean(record: Record) -> float | None:
     """Over the blocks that are judged; of a log without them, the mean that it has."""
-    gains = _judged(record.flow) if record.flow else {}
+    gains = record.flow.inner_gains if record.flow else {}
     return float(np.mean([*gains.values()])) if gains else metric(record, MEAN_GAIN)
 
 
@@ -134,7 +116,7 @@ def _start_of_rise(past: list[float]) -> float:
 
 def _largest(record: Record) -> list[str]:
     """The judged blocks with the largest gains, when they are above 1."""
-    gains = _judged(record.flow) if record.flow else {}
+    gains = record.flow.inner_gains if record.flow else {}
     order = sorted(gains, key=lambda block: -gains[block])
     return [block for block in order if gains[block] > 1][:_SHOWN]
 
@@ -143,7 +125,7 @@ def _tell_blocks(record: Record) -> str:
     """`; largest in blocks.3 (1.51), blocks.2 (1.44)`, and those that stand out."""
     if not record.flow:
         return ""
-    gains = _judged(record.flow)
+    gains = record.flow.inner_gains
     shown = ", ".join(f"{block} ({gains[block]:.2f})" for block in _largest(record))
     text = f"; largest in {shown}" if shown else ""
     for word, outside in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from distmon.record import Record
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
+from distmon.telemetry.phases import PHASES
 from distmon.telemetry.stragglers import find_stragglers
 
 RATES = ("performance/tokens_per_second", "performance/samples_per_second")
@@ -72,6 +74,8 @@ def check_jitter(record: Record, limits: Limits, memory: Memory) -> Iterable[Fin
 def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
     """Time between the end of a step and the next forward: the data is not there."""
     share = metric(record, DATA)
+    if _training_seconds(record) < limits["min_step_seconds"]:
+        return
     if share is None or share <= (1 - MARGIN) * limits["warning"]:
         return
     critical = share > limits["critical"]
@@ -90,10 +94,17 @@ def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     )
 
 
+def _training_seconds(record: Record) -> float:
+    """Of a step on the median rank, without what is not training."""
+    columns = [record.ranks.get(f"{phase}_seconds") for phase in PHASES if phase != "other"]
+    known = [column for column in columns if column is not None]
+    return float(np.nanmedian(np.sum(known, axis=0))) if known else math.inf
+
+
 def check_straggler(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """The rank whose own phases are long while the others wait for it."""
     since = memory.get("since", {})
-    found = find_stragglers(record.ranks, limits["share"], limits["sigmas"])
+    found = find_stragglers(record.ranks, limits["share"], limits["sigmas"], limits["min_seconds"])
     kept: dict[str, list[int]] = {}
     for slow in found:
         key = f"rank {slow.rank} {slow.phase}"
@@ -140,6 +151,7 @@ RULES = (
         thresholds={
             "share": Threshold(0.1, "of a step that a rank may be slower by"),
             "sigmas": Threshold(4, "robust standard deviations over ranks that it has to exceed"),
+            "min_seconds": Threshold(0.005, "a shorter delay per step is not judged"),
             "critical_share": Threshold(0.2, "of a step above which it may become critical"),
             "critical_after": Threshold(20, "observations in a row after which it does"),
         },
@@ -195,6 +207,7 @@ RULES = (
         thresholds={
             "warning": Threshold(0.1, "share of a step: warning"),
             "critical": Threshold(0.2, "share of a step: critical"),
+            "min_step_seconds": Threshold(0.01, "shorter steps are not judged"),
         },
         advice=(
             "more loader workers, prefetching, pinned memory",

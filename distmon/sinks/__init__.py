@@ -21,8 +21,13 @@ from distmon.sinks.delivery import AlertsOnly, Delivery
 
 __all__ = ["Delivery", "Sink", "SinkFactory", "build_factories"]
 
-OPTIONAL_PACKAGES: Final = ("tensorboard", "wandb")
-"""Sinks whose package, import name and extra are all called the same."""
+OPTIONAL_PACKAGES: Final = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "prometheus": "prometheus_client",
+}
+"""By sink, which is also the name of the extra, what it imports."""
+WITH_PARAM_TAGS: Final = {"tensorboard", "wandb"}
 
 
 def build_factories(
@@ -39,12 +44,12 @@ def build_factories(
     """
     from distmon.sinks.tags import select_params
 
-    for name in OPTIONAL_PACKAGES:
-        if name in config.sinks and importlib.util.find_spec(name) is None:
+    for name, package in OPTIONAL_PACKAGES.items():
+        if name in config.sinks and importlib.util.find_spec(package) is None:
             raise ConfigError(f"the sink \"{name}\" needs a package: pip install 'distmon[{name}]'")
     names = [str(row["name"]) for row in folder.parameters]
     selected: frozenset[str] = frozenset()
-    if set(config.sinks) & set(OPTIONAL_PACKAGES):
+    if WITH_PARAM_TAGS & {*config.sinks}:
         selected = select_params(names, config.param_tags, config.param_tag_cap)
 
     def console_sink() -> Sink:
@@ -72,12 +77,18 @@ def build_factories(
 
         return WandbSink(folder, config.wandb, selected)
 
+    def prometheus_sink() -> Sink:
+        from distmon.sinks.prometheus import PrometheusSink
+
+        return PrometheusSink(config.prometheus, folder.path.resolve().name)
+
     factories: dict[str, SinkFactory] = {
         "console": console_sink,
         "jsonl": jsonl_sink,
         "arrow": arrow_sink,
         "tensorboard": tensorboard_sink,
         "wandb": wandb_sink,
+        "prometheus": prometheus_sink,
     }
     return [
         *((name, factories[name]) for name in dict.fromkeys(config.sinks)),

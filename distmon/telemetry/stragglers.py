@@ -37,8 +37,10 @@ class Straggler:
     """Ranks that wait for it: shorter here and longer where ranks meet."""
 
 
-def find_stragglers(ranks: Mapping[str, Floats], share: float, sigmas: float) -> list[Straggler]:
-    """Ranks above the median by more than `share` of a step and `sigmas`, the worst first.
+def find_stragglers(
+    ranks: Mapping[str, Floats], share: float, sigmas: float, seconds: float = 0.0
+) -> list[Straggler]:
+    """Ranks above the median by more than `share` of a step, `sigmas` and `seconds`.
 
     `ranks[f"{phase}_seconds"][rank]`; a rank that told nothing has NaN or only zeros.
     """
@@ -47,15 +49,15 @@ def find_stragglers(ranks: Mapping[str, Floats], share: float, sigmas: float) ->
     if told.sum() < 2:
         return []
     rows = np.flatnonzero(told)
-    seconds = table[:, rows]
-    middle = _lower_median(seconds)
-    excess = seconds - middle
-    step = float(_lower_median(seconds.sum(0, keepdims=True))[0, 0])
+    times = table[:, rows]
+    excess = times - _lower_median(times)
+    step = float(_lower_median(times.sum(0, keepdims=True))[0, 0])
+    limit = max(share * step, seconds)
     spread = SPREAD_TO_SIGMA * _lower_median(np.abs(excess))
     # Where nearly all ranks agree to the microsecond, everything would be an outlier.
     spread = np.maximum(spread, 0.01 * step)
     found = []
-    for p, i in zip(*np.nonzero((excess > share * step) & (excess / spread > sigmas)), strict=True):
+    for p, i in zip(*np.nonzero((excess > limit) & (excess / spread > sigmas)), strict=True):
         if _is_waiting(int(p), excess[:, i]):
             continue
         others = [int(rows[j]) for j in np.flatnonzero(_waits_for(excess, int(i)))]
@@ -86,7 +88,8 @@ def _is_waiting(phase: int, excess: Floats) -> bool:
     """
     if PHASES[phase] == "forward":
         return PHASES[int(np.argmin(excess))] == "data"
-    return PHASES[phase] == "backward"
+    # What is in `other`, the monitor's own work among it, says nothing about the rank.
+    return PHASES[phase] in ("backward", "other")
 
 
 def _waits_for(excess: Floats, slow: int) -> NDArray[np.bool_]:

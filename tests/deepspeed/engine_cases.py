@@ -303,14 +303,15 @@ _FP16 = {"fp16": {"enabled": True, "initial_scale_power": 40}}
 _FP32_SUMS = {**_BF16, "data_types": {"grad_accum_dtype": "fp32"}}
 _OWN_ADAM = {"zero_force_ds_cpu_optimizer": False}
 _TO_CPU = {"offload_optimizer": {"device": "cpu"}}
+_FLOW = {"flow": {"blocks": ["first", "norm", "second"]}}
 _SPOILED: dict[str, Any] = {"spoil_at": 3, "steps": 4, "monitor": {"interval": 2}}
 
 EXACT: dict[str, Case] = {
-    **{f"stage{z}": Case({"stage": z}, clip=1.0) for z in range(4)},
+    **{f"stage{z}": Case({"stage": z}, clip=1.0, monitor=_FLOW) for z in range(4)},
     "round_robin": Case({"stage": 2, "round_robin_gradients": True}),
     "aligned": Case({"stage": 1, "parameter_alignment": True}),
     "accumulation1": Case({"stage": 1}, accumulation=2, clip=1.0),
-    "sub_groups": Case({"stage": 3, "sub_group_size": 1000}, accumulation=2),
+    "sub_groups": Case({"stage": 3, "sub_group_size": 1000}, accumulation=2, monitor=_FLOW),
     "no_persistence": Case({"stage": 3, "stage3_param_persistence_threshold": 0}),
     "zero_init": Case({"stage": 3}, zero_init=True),
     "offload2": Case({"stage": 2, **_TO_CPU}, _OWN_ADAM, clip=1.0),

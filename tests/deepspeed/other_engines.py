@@ -14,6 +14,8 @@ import distmon
 
 LR = 1e-2
 QUIET = {"interval": 1, "sinks": ["jsonl"]}
+FLOW = {"flow": {"blocks": ["2", "3"]}}
+"""A layer of each stage of the pipeline."""
 
 
 def layers() -> list[nn.Module]:
@@ -31,7 +33,7 @@ def pipeline_reference(folder: Path) -> Seen:
     whole = nn.Sequential(*layers())
     optimizer = torch.optim.AdamW(whole.parameters(), lr=LR)
     data, seen = micro_batches(), Seen([], [], [])
-    with distmon.attach(whole, optimizer, {**QUIET, "run_dir": str(folder)}) as monitor:
+    with distmon.attach(whole, optimizer, {**QUIET, **FLOW, "run_dir": str(folder)}) as monitor:
         for _ in range(3):
             optimizer.zero_grad()
             total = torch.zeros(())
@@ -59,7 +61,7 @@ def pipeline(folder: Path) -> tuple[Seen, list[float]]:
     }
     optimizer = torch.optim.AdamW(net.parameters(), lr=LR)
     engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
-    monitor = distmon.attach(engine, config={**QUIET, "run_dir": str(folder / "pipeline")})
+    monitor = distmon.attach(engine, config={**QUIET, **FLOW, "run_dir": str(folder / "pipeline")})
     data, seen, losses = micro_batches(), Seen([], [], []), []
     for _ in range(3):
         losses.append(float(engine.train_batch(data)))

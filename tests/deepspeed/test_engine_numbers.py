@@ -43,6 +43,19 @@ def test_norm_before_clipping_is_in_the_record(
     assert norms == pytest.approx(expected.norms, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", [name for name in EXACT if "flow" in EXACT[name].monitor])
+def test_gains_are_those_of_the_global_batch(
+    trained: list[dict[str, Seen]], name: str, tmp_path: Path
+) -> None:
+    expected = reference(EXACT[name], tmp_path)
+    for record, other in zip(trained[0][name].records, expected.records, strict=True):
+        assert record.flow is not None
+        assert other.flow is not None
+        assert record.flow.blocks == other.flow.blocks == ("first", "norm", "second")
+        assert record.flow.gain == pytest.approx(other.flow.gain, rel=1e-5)
+        assert record.flow.output_norm == pytest.approx(other.flow.output_norm, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
 def test_both_ranks_have_the_same_record(trained: list[dict[str, Seen]], name: str) -> None:
     one, other = (seen[name] for seen in trained)

@@ -76,7 +76,7 @@ def test_monitor_is_told_by_the_engine(runs: dict[str, Case], folder: Path) -> N
     import distmon
 
     run = distmon.read_run(folder / "run")
-    assert [record["step"] for record in run.records] == [2, 4, 6]
+    assert [r["step"] for r in run.records if not r["partial"]] == [2, 4, 6]
     assert run.losses.keys() == {1, 2, 3, 4, 5, 6}
     for step, loss in runs["ddp"].losses.items():
         assert run.losses[step] == pytest.approx(loss, abs=1e-4)

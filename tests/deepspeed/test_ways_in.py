@@ -76,9 +76,11 @@ def test_deepspeed_monitors_get_every_metric_once(
     for tag, value in record.metrics.items():
         with (pair_folder / "ways" / "csv" / f"{tag.replace('/', '_')}.csv").open() as file:
             rows = [*csv.reader(file)]
-        assert len(rows) == 3, "a heading and two observations, from one rank"
         assert float(rows[-1][1]) == pytest.approx(value)
-        assert [int(row[0]) for row in rows[1:]] == [facts[0]["samples"] // 2, facts[0]["samples"]]
+        steps = [int(row[0]) for row in rows[1:]]
+        if tag.endswith("_fraction") and len(steps) == 1:
+            continue  # phases are known from the second observation on
+        assert steps == [facts[0]["samples"] // 2, facts[0]["samples"]], tag
 
 
 def test_monitor_goes_on_from_a_checkpoint(parts: Any) -> None:

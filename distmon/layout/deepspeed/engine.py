@@ -13,6 +13,7 @@ from distmon.layout.capture import capture
 from distmon.layout.deepspeed.experts import WholeModelNames
 from distmon.layout.deepspeed.pieces import flat_region, piece_shard
 from distmon.layout.deepspeed.wrappers import Owned, cut_over, partition_length, pieces_of
+from distmon.layout.modules import NamedModule, named_modules
 from distmon.layout.plain import plain_shard
 from distmon.layout.shard import Shard, absent_shard
 
@@ -56,6 +57,10 @@ class EngineLayout:
     def shards(self, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[Shard]:
         """The shards of all parameters of the whole model, in layer order."""
         return capture(self._model, include, exclude, self._names, self._shard)
+
+    def modules(self) -> list[NamedModule]:
+        """The modules of this rank, under the names of the whole model."""
+        return named_modules(self._model, self._names)
 
     def groups(self) -> Iterator[Mapping[str, Any]]:
         """The param groups as the user set them up, with the tensors that are stepped for them."""

@@ -1,0 +1,108 @@
+"""Gradient norms at both ends of every block of this rank: when they are added up, what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from distmon.device_marks import to_device
+from distmon.flow.block_hooks import BlockHooks
+from distmon.flow.blocks import Blocks
+from distmon.flow.rows import Switch
+
+COLUMNS: Final = ("input_square", "input_count", "output_square", "output_count", "holders")
+"""What is sent of a block; ranks add them up. `holders` counts the ranks that have the block."""
+
+
+class BackwardNorms:
+    """The blocks of one monitor. Without blocks it does nothing."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        here: Mapping[str, nn.Module],
+        device: torch.device,
+        in_stages: bool = False,
+    ) -> None:
+        """`blocks` are those of the whole model, `here` the modules of this rank, on `device`.
+
+        `in_stages`: ranks hold different modules.
+        """
+        self.blocks = blocks
+        self._in_stages = in_stages
+        self._switch = Switch()
+        self._here = {place: here[name] for place, name in enumerate(blocks.names) if name in here}
+        self._hooks = [BlockHooks(device, self._switch) for _ in self._here]
+        self._handles: list[RemovableHandle] = []
+        self._places = torch.tensor([*self._here], dtype=torch.int64)
+
+    @property
+    def size(self) -> int:
+        """Numbers that are sent."""
+        return len(self.blocks.names) * len(COLUMNS)
+
+    def install(self) -> None:
+        """Put the hooks on the blocks, before the model is called."""
+        for hooks, block in zip(self._hooks, self._here.values(), strict=True):
+            self._handles += hooks.put_on(block)
+
+    def remove(self) -> None:
+        """Take the hooks off. Safe to call twice."""
+        self._switch.armed = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def arm(self, wanted: bool, first: bool) -> None:
+        """Say before a step whether it is observed; what was added up is dropped.
+
+        `first`: no step has been made yet. The pipelines of torch make a trial run before theirs,
+        with a backward pass of made-up numbers, so that one is never watched.
+        """
+        wanted = wanted and not (first and self._in_stages)
+        self._switch.armed = wanted
+        if wanted and self._hooks:
+            torch._foreach_zero_([hooks.row.data for hooks in self._hooks])
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For a backward pass that is not the training step's own: it leaves no trace."""
+        armed, rows = self._switch.armed, [hooks.row.data for hooks in self._hooks]
+        kept = [row.clone() for row in rows] if armed else []
+        self._switch.armed = False
+        try:
+            yield
+        finally:
+            self._switch.armed = armed
+            for row, before in zip(rows, kept, strict=False):
+                row.copy_(before)  # a CUDA graph does not ask the switch
+
+    def take_fault(self) -> Exception | None:
+        """What went wrong in a hook since the last call; this rank's part is then unknown."""
+        fault, self._switch.fault = self._switch.fault, None
+        return fault
+
+    def send(self, into: torch.Tensor) -> None:
+        """Fill this rank's part of the flat buffer that ranks add up.
+
+        Zeros when the step was not watched: nobody knows what is in the rows then. NaN after a
+        fault, which no sum over ranks can hide.
+        """
+        table = into.view(-1, len(COLUMNS)).zero_()
+        if not self._hooks or not (self._switch.armed or self._switch.fault):
+            return
+        if self._places.device != into.device:
+            self._places = to_device(self._places, into.device)
+        held = torch.ones((len(self._hooks), len(COLUMNS)), dtype=into.dtype, device=into.device)
+        if self._switch.fault is not None:
+            held[:, :-1] = torch.nan
+        else:
+            rows = torch.stack([hooks.row.data for hooks in self._hooks])
+            rows[:, :, 0].square_()
+            held[:, :-1] = rows.flatten(1)
+        table.index_copy_(0, self._places, held)

@@ -1,0 +1,59 @@
+"""What lets the hooks be part of a compiled backward pass.
+
+Python code in a compiled graph is either traced, and then a switch in it means compiling the model
+anew whenever it is turned, or an operator of our own, which is called. A row that is seen to change
+would not do either: autograd has saved it for the backward pass, and compilers that run their graph
+operation by operation find it modified when there are several forwards before a backward. So the
+operator hides the change; it is kept because it is registered as one that has an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from distmon.flow.rows import add_norm
+
+
+@cache
+def operator_library() -> torch.library.Library | None:
+    """Register `torch.ops.distmon.add_norm`, at the first call.
+
+    None where this torch cannot trace the hooks of tensors or has no operators with effects; then
+    a compiled graph is left alone.
+    """
+    try:
+        from torch._higher_order_ops import register_hook  # noqa: F401
+        from torch._library.effects import EffectType
+
+        # Not `torch.library.custom_op`: its calls take 15 us, these 2.5.
+        library = torch.library.Library("distmon", "FRAGMENT")  # type: ignore[no-untyped-call]
+        library.define(  # type: ignore[no-untyped-call]
+            "add_norm(Tensor part, Tensor row, int side, int copies) -> ()",
+            tags=(torch.Tag.flexible_layout,),
+        )
+        library.impl(  # type: ignore[no-untyped-call]
+            "add_norm", add_norm, "CompositeExplicitAutograd"
+        )
+        torch.library.register_fake("distmon::add_norm", lambda *_: None, lib=library)
+        library._register_effectful_op("distmon::add_norm", EffectType.ORDERED)
+    except (ImportError, AttributeError):
+        return None
+    return library
+
+
+def never_compile_alone(*functions: Callable[..., Any]) -> None:
+    """Let Python run these functions, except where they are a part of a larger graph.
+
+    A module that is compiled by itself calls its hooks outside of its graph; each would become a
+    small graph of its own, which sees nothing of the tensor but what is in its arguments.
+    """
+    try:
+        from torch._dynamo.eval_frame import skip_code
+    except ImportError:
+        return
+    for function in functions:
+        skip_code(function.__code__)
