@@ -40,10 +40,15 @@ class Budget:
         self.interval = interval
         """Steps from one observation to the next, now."""
 
-    def resume(self, interval: int | None) -> int:
-        """Go on with the interval of an earlier process, if it fits what is configured now."""
-        if self._limit is not None and interval and interval % self._base == 0:
-            self.interval = int(interval)
+    @property
+    def multiple(self) -> int:
+        """How many times the configured interval it is; what a checkpoint keeps."""
+        return self.interval // self._base
+
+    def resume(self, multiple: int) -> int:
+        """Go on with what an earlier process had come to; returns the interval."""
+        if self._limit is not None:
+            self.interval = self._base * multiple
         return self.interval
 
     def judge(self, record: Record) -> Stretch | None:
@@ -59,8 +64,7 @@ class Budget:
         cost, self._own, self._elapsed = self._own / self._elapsed, 0.0, 0.0
         # In whole multiples of what the user asked for, so that observed steps stay round numbers.
         wanted = math.ceil(self.interval / self._base * cost / self._limit)
-        multiple = self.interval // self._base
-        if cost <= self._limit and 2 * wanted > multiple:
+        if cost <= self._limit and 2 * wanted > self.multiple:
             return None
         before = self.interval
         self.interval = self._base * min(max(1, wanted), LARGEST_STRETCH)

@@ -273,7 +273,7 @@ class Monitor:
             "known_bad": self._known_bad,
             "evaluations": self._observer.evaluations.state_dict(),
             "gain": [*self._observer.gain.values],
-            "interval": self._interval,
+            "stretch": self._budget.multiple,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -284,7 +284,7 @@ class Monitor:
         if not state:
             return
         self._completed = int(state["step"])
-        if (interval := self._budget.resume(state.get("interval"))) != self._interval:
+        if (interval := self._budget.resume(int(state.get("stretch", 1)))) != self._interval:
             self._interval = interval
             self._observer.resize(interval)
         self._next = self._next_after(self._completed)

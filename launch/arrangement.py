@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, loss_of
+from gpt import GPT
 from holdings import Holdings, Place, everything
 from modes import Division
 from ranks import Ranks
+from tasks import Tasks
 from torch import nn
 
 # What wrappers put into the names of parameters.
@@ -36,6 +37,8 @@ class Conditions:
     device: torch.device
     bf16: bool
     compile: bool
+    kind_weight: float | None = None
+    """Factor on the second task's loss; None: there is no second task."""
 
 
 class Arrangement:
@@ -49,6 +52,9 @@ class Arrangement:
     def __init__(self, model: GPT, conditions: Conditions) -> None:
         self.conditions = conditions
         self.ranks, self.device = conditions.ranks, conditions.device
+        self.tasks = Tasks(self.device, conditions.kind_weight)
+        self.show_tasks: Callable[[Mapping[str, torch.Tensor]], object] | None = None
+        """Called once per step with the losses of the tasks, before the backward pass."""
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.aliases = {"head.weight": "embed.weight"} if model.shape.tied else {}
         """Second names of parameters, which a whole state has too."""
@@ -97,10 +103,14 @@ class Arrangement:
         """Forward and backward over a step; returns this rank's own loss, if it computes one."""
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(micro_batches, start=1):
-            with self.exchanging(number == len(micro_batches)):
+            last = number == len(micro_batches)
+            with self.exchanging(last):
                 with self.autocast():
-                    logits = self.module(batch.inputs)
-                loss = loss_of(logits, batch.targets) * batch.factor
+                    outputs = self.module(batch.inputs)
+                losses = self.tasks.losses(outputs, batch.targets)
+                if self.show_tasks and last:
+                    self.show_tasks(losses)
+                loss = torch.stack([*losses.values()]).sum() * batch.factor
                 loss.backward()
             total += loss.detach()
         self.finish_gradients()
@@ -120,8 +130,8 @@ class Arrangement:
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """The loss on this rank's sequences, if this rank computes one."""
         with self.autocast():
-            logits = self.evaluated(inputs)
-        return loss_of(logits, targets)
+            outputs = self.evaluated(inputs)
+        return self.tasks.loss(outputs, targets)
 
     def shown(self, loss: torch.Tensor | None) -> torch.Tensor:
         """A loss to show for what `gradients` returned; the mean over ranks is the global one."""

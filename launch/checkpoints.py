@@ -79,8 +79,11 @@ def find_checkpoint(resume: str, folder: Path) -> Path:
     return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def read_checkpoint(path: Path, shape: Shape) -> dict[str, Any]:
-    """Load on the CPU and make sure that it is whole and of a model of this shape."""
+def read_checkpoint(path: Path, shape: Shape, algorithm: str = "adamw") -> dict[str, Any]:
+    """Load on the CPU and make sure that it is whole and of a model of this shape.
+
+    `algorithm` is the optimizer that the state in it has to be of.
+    """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
@@ -90,12 +93,14 @@ def read_checkpoint(path: Path, shape: Shape) -> dict[str, Any]:
         raise BadInput(f"{path} is not a checkpoint of this trainer")
     if content.get("format") != FORMAT:
         raise BadInput(f"{path} was written by another version of this trainer, which differs")
-    here, there = asdict(shape), content["shape"]
+    # What an older checkpoint does not say was not yet a choice then.
+    here, there = asdict(shape), {**asdict(Shape()), **content["shape"]}
     differing = [
-        f"{key} {there.get(key)} there, {here[key]} here"
-        for key in here
-        if there.get(key) != here[key]
+        f"{key} {there[key]} there, {here[key]} here" for key in here if there[key] != here[key]
     ]
     if differing:
         raise BadInput(f"{path} is of another model: {', '.join(differing)}")
+    trained_with = content.get("algorithm", "adamw")
+    if trained_with != algorithm:
+        raise BadInput(f"{path} was trained with --optimizer {trained_with}, not {algorithm}")
     return content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +14,11 @@ from torch import nn
 if TYPE_CHECKING:
     from arrangement import Arrangement
 
-KINDS = ("frozen", "nan", "spike", "desync")
+KINDS = ("frozen", "nan", "spike", "desync", "dead")
+UP = "mlp.up.weight"
 SPIKE_SCALE = 50.0
 NOISE = 0.01  # of the weight's own root mean square
+DEPTH = 20.0  # how far below zero the units of a dead layer are; GELU is zero there too
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Fault:
     `nan`: one element of its gradient becomes NaN after the backward pass, on one rank.
     `spike`: the step trains on random bytes and its loss is 50 times too large.
     `desync`: its weight gets a little noise after the step, on one rank.
+    `dead`: the weights of an MLP are pushed to where no unit of it is ever active, as one far too
+        large step does. Its output and all its gradients are zero from then on.
 
     Where a rank holds a piece of the parameter, the fault is in that piece.
     """
@@ -55,6 +59,10 @@ class Fault:
     here: bool
     """Whether it happens on this rank."""
     seed: int
+    norm_bias: nn.Parameter | None = None
+    """What is added to every input of the MLP that dies; None where this rank holds nothing."""
+    width: int = 1
+    """Inputs of that MLP."""
 
     def describe(self) -> str:
         """One line about what is about to happen."""
@@ -85,9 +93,22 @@ class Fault:
 
     def after_step(self, step: int) -> None:
         """Called when the optimizer has stepped."""
-        if self.kind != "desync" or not self.here or step != self.at or self.parameter is None:
+        if step != self.at or not self.here:
             return
-        piece = self.local(self.parameter)
+        if self.kind == "dead":
+            self._push_below_zero()
+        elif self.kind == "desync" and self.parameter is not None:
+            self._add_noise(self.parameter)
+
+    def _push_below_zero(self) -> None:
+        """Inputs of mean 1 meet weights of mean -DEPTH / width: the sum is about -DEPTH."""
+        if self.norm_bias is not None:
+            self.local(self.norm_bias).fill_(1.0)
+        if self.parameter is not None:
+            self.local(self.parameter).sub_(DEPTH / self.width)
+
+    def _add_noise(self, parameter: nn.Parameter) -> None:
+        piece = self.local(parameter)
         generator = torch.Generator().manual_seed(self.seed)
         noise = torch.randn(piece.shape, generator=generator).to(piece)
         piece.add_(noise, alpha=NOISE * float(piece.square().mean().sqrt()))
@@ -114,7 +135,11 @@ def plan_fault(request: FaultRequest, arrangement: Arrangement) -> Fault:
         # Ranks that work on the same data must stay together.
         here = division.data_rank(target) == division.data_rank(rank)
     parameter, local = arrangement.parameters.get(name), arrangement.local
-    return Fault(kind, request.at, name, parameter, local, target, here, request.seed)
+    fault = Fault(kind, request.at, name, parameter, local, target, here, request.seed)
+    if kind == "dead":
+        bias = arrangement.parameters.get(name.removesuffix(UP) + "norm2.bias")
+        fault = replace(fault, norm_bias=bias, width=holdings.shapes[name][1])
+    return fault
 
 
 def _choose_parameter(request: FaultRequest, holdings: Holdings, mode: str) -> str:
@@ -122,6 +147,11 @@ def _choose_parameter(request: FaultRequest, holdings: Holdings, mode: str) -> s
     name, names = request.name, list(holdings.shapes)
     if name is not None and name not in names:
         raise BadInput(f'--inject-param "{name}" is no parameter{nearest(name, names)}')
+    if request.kind == "dead":
+        if name is not None and not name.endswith(UP):
+            raise BadInput(f"--inject dead needs the {UP} of a block, and {name} is none")
+        if request.target is not None:
+            raise BadInput("--inject dead happens on all ranks; leave --inject-rank out")
     if request.kind == "desync":
         if len(holdings.places) == 1:
             raise BadInput("--inject desync needs at least 2 ranks; start with torchrun")
@@ -135,7 +165,7 @@ def _choose_parameter(request: FaultRequest, holdings: Holdings, mode: str) -> s
             )
     if name is not None:
         return name
-    for ending in ("mlp.up.weight", "norm1.weight"):
+    for ending in (UP, "norm1.weight"):
         likely = [each for each in names if each.endswith(ending)]
         if likely:
             return likely[len(likely) // 2]

@@ -20,6 +20,13 @@ class Shape:
     context: int = 128
     vocabulary: int = 256
     tied: bool = False
+    residual: bool = True
+    """False: what a branch computes replaces the stream instead of being added to it."""
+    activation: str = "gelu"
+    kinds: int = 0
+    """Outputs of a second head, which `tasks` trains; 0: there is none."""
+    dtype: str = "float32"
+    """Of the parameters, and so of the optimizer's state."""
 
 
 class Attention(nn.Module):
@@ -42,16 +49,20 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
+
+
 class Mlp(nn.Module):
     """Four times wider inside."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[shape.activation]
         self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
         self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x)))
+        return self.down(self.activation(self.up(x)))
 
 
 class Block(nn.Module):
@@ -59,20 +70,27 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.residual = shape.residual
         self.norm1 = nn.LayerNorm(shape.width)
         self.attn = Attention(shape)
         self.norm2 = nn.LayerNorm(shape.width)
         self.mlp = Mlp(shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = self._joined(x, self.attn(self.norm1(x)))
+        return self._joined(x, self.mlp(self.norm2(x)))
+
+    def _joined(self, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        return x + branch if self.residual else branch
 
 
 class GPT(nn.Module):
-    """Byte ids (batch, time) to logits (batch, time, vocabulary); `time` is at most the context."""
+    """Byte ids (batch, time) to logits (batch, time, vocabulary); `time` is at most the context.
 
-    def __init__(self, shape: Shape) -> None:
+    With a second head, its outputs follow those of the first in the last dimension.
+    """
+
+    def __init__(self, shape: Shape, init_std: float = 0.02) -> None:
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
@@ -80,16 +98,19 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self._initialise()
+        if shape.kinds:
+            self.kind = nn.Linear(shape.width, shape.kinds, bias=False)
+        self._initialise(init_std)
         if shape.tied:
             self.head.weight = self.embed.weight
+        self.to(getattr(torch, shape.dtype))
 
-    def _initialise(self) -> None:
+    def _initialise(self, std: float) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=std)
         # The residual stream sums 2 x layers branches; so its variance does not grow with depth.
-        residual_std = 0.02 / math.sqrt(2 * self.shape.layers)
+        residual_std = std / math.sqrt(2 * self.shape.layers)
         for block in self.blocks:
             nn.init.normal_(block.attn.out.weight, std=residual_std)
             nn.init.normal_(block.mlp.down.weight, std=residual_std)
@@ -98,7 +119,8 @@ class GPT(nn.Module):
         x = embedded(ids, self.embed, self.positions)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        x = self.norm(x)
+        return torch.cat([self.head(x), self.kind(x)], -1) if self.shape.kinds else self.head(x)
 
 
 def embedded(ids: torch.Tensor, embed: nn.Module, positions: nn.Module) -> torch.Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bad_input import BadInput
+from burdens import BURDENS
 
 if TYPE_CHECKING:
     from options import Options
@@ -107,13 +108,23 @@ def _check_model(options: Options, division: Division) -> None:
         raise BadInput(
             "--tied does not work with --parallel pp: embedding and head are on different ranks"
         )
-    if mode == "deepspeed" and options.inject not in (None, "spike"):
+    if mode == "deepspeed" and options.inject not in (None, "spike", *BURDENS):
         raise BadInput(
             f"--inject {options.inject} does not work with --parallel deepspeed, whose engine "
             "lets nobody at its gradients; spike does"
         )
     if options.compile and mode == "deepspeed":
         raise BadInput("--compile does not work with --parallel deepspeed")
+    if options.bf16_weights and mode == "deepspeed":
+        raise BadInput(
+            "--bf16-weights does not work with --parallel deepspeed, whose engine keeps float32 "
+            "copies of the weights"
+        )
+    if options.tasks and mode != "ddp":
+        raise BadInput(
+            f"--tasks does not work with --parallel {mode}: the gradient of each task alone is "
+            "taken on whole parameters"
+        )
     if options.compile and tensor > 1:
         # It trains, but the compiled code keeps the process groups alive when the run is over.
         raise BadInput(f"--compile does not work with --parallel {mode}")

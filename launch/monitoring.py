@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from rich.console import Console
 from torch import nn
 
 PREFIX = "--monitor."
+STOPPED = 86  # exit code of `distmon.TrainingStopped`, which is known without importing it
 
 
 class Monitor(Protocol):
@@ -21,6 +23,10 @@ class Monitor(Protocol):
 
     def check(self, *, grad_norm: torch.Tensor) -> object: ...
     def step(self, *, loss: torch.Tensor | None, tokens: int, lr: float, step: int) -> object: ...
+    def task_losses(self, losses: Mapping[str, torch.Tensor]) -> object: ...
+    def evaluated(
+        self, *, train_loss: float | None, val_loss: float, epoch: float | None
+    ) -> object: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> object: ...
     def close(self) -> object: ...
@@ -30,6 +36,8 @@ class ToldByEngine:
     """The monitor of a DeepSpeed engine, which is told of every step by the engine itself."""
 
     def __init__(self, monitor: Any) -> None:
+        self.evaluated = monitor.evaluated
+        self.task_losses = monitor.task_losses
         self.state_dict = monitor.state_dict
         self.load_state_dict = monitor.load_state_dict
         self.close = monitor.close
@@ -58,6 +66,8 @@ class MonitorPlan:
     run_dir: Path
     prints_loss: bool
     """Whether the monitor itself prints a line per observation."""
+    saves: bool
+    """Whether it may ask for a checkpoint."""
 
 
 def split_monitor_options(arguments: list[str]) -> tuple[list[str], MonitorRequest]:
@@ -119,7 +129,8 @@ def check_monitor(request: MonitorRequest) -> MonitorPlan:
         config = load_config(request.config, request.overrides)
     except DistmonError as error:
         raise BadInput(str(error)) from None
-    return MonitorPlan(config.run_dir, config.enabled and "console" in config.sinks)
+    prints_loss = config.enabled and "console" in config.sinks
+    return MonitorPlan(config.run_dir, prints_loss, bool(config.actions.checkpoint))
 
 
 def attach_monitor(
@@ -130,28 +141,29 @@ def attach_monitor(
     steps: int,
     state: dict[str, Any] | None,
     tokens: int,
+    save: Callable[[], object],
 ) -> Monitor:
     """Attach to the model as it is called, before the first forward pass, on every rank.
 
     `state` is what the checkpoint holds of an earlier monitor of this run; `tokens` are this rank's
-    share of a step.
+    share of a step; `save` writes a checkpoint and is called on all ranks at the same step.
     """
     import distmon
     from distmon.errors import DistmonError
 
-    overrides = {"total_steps": steps, **request.overrides}
+    common: dict[str, Any] = {
+        "config": request.config,
+        "console": console,
+        "on_checkpoint": lambda alert: save(),  # noqa: ARG005
+        "total_steps": steps,
+        **request.overrides,
+    }
     try:
         monitor: Monitor
         if isinstance(optimizer, torch.optim.Optimizer):
-            monitor = distmon.attach(
-                model, optimizer, config=request.config, console=console, **overrides
-            )
+            monitor = distmon.attach(model, optimizer, **common)
         else:
-            monitor = ToldByEngine(
-                distmon.attach(
-                    model, config=request.config, console=console, tokens=tokens, **overrides
-                )
-            )
+            monitor = ToldByEngine(distmon.attach(model, tokens=tokens, **common))
         if state is not None:
             monitor.load_state_dict(state)
     except DistmonError as error:

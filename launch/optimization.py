@@ -1,4 +1,4 @@
-"""AdamW in two groups and the learning rate of every step."""
+"""The optimizer, in two groups, and the learning rate of every step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import torch
 from torch import nn
 
-FINAL_SHARE = 0.1  # the learning rate ends at this share of its peak
+OPTIMIZERS = ("adamw", "sgd")
+SCHEDULES = ("cosine", "constant")
+FINAL_SHARE = 0.1  # a cosine ends at this share of the peak
 
 
 def build_optimizer(
@@ -15,7 +17,8 @@ def build_optimizer(
     shapes: dict[str, torch.Size],
     lr: float,
     weight_decay: float,
-) -> torch.optim.AdamW:
+    name: str = "adamw",
+) -> torch.optim.Optimizer:
     """Matrices decay; norms do not, because shrinking them only fights the data.
 
     `shapes` are those of the whole parameters: the piece of a matrix need not be a matrix.
@@ -26,13 +29,19 @@ def build_optimizer(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=0.9)
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
 
 
-def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
-    """Linear warmup to `peak`, then a cosine down to a tenth of it. The first step is 1."""
+def learning_rate(
+    step: int, steps: int, warmup: int, peak: float, schedule: str = "cosine"
+) -> float:
+    """Linear warmup to `peak`, then it stays, or a cosine to a tenth of it. The first step is 1."""
     if step <= warmup:
         return peak * step / warmup
+    if schedule == "constant":
+        return peak
     done = (step - warmup) / max(1, steps - warmup)
     return peak * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
 

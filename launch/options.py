@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bad_input import BadInput
+from burdens import BURDENS
 from faults import KINDS, FaultRequest
-from gpt import Shape
+from gpt import ACTIVATIONS, Shape
 from modes import MODES, divide
-from monitoring import MonitorRequest, split_monitor_options
+from monitoring import STOPPED, MonitorRequest, split_monitor_options
+from optimization import OPTIMIZERS, SCHEDULES
+from tasks import KIND_COUNT
 
-EPILOG = """\
+EPILOG = f"""\
 parallelism (--parallel): weights, batches and loss are the same in every mode, and a checkpoint of
 one can be resumed in any other.
   ddp      every rank holds the model; a single process without torchrun is not wrapped
@@ -35,11 +38,18 @@ With it, any key of distmon's configuration is an option, for example:
   --monitor.sinks console,jsonl     where records go
   --monitor.run-dir runs/first      the run folder
   --monitor.rules.frozen.patience 2
+  --monitor.actions.stop nonfinite  end the run when this rule fires
   --monitor.config monitor.yaml     a file with such keys; options win over it
 
 faults (--inject): frozen drops the gradient of one parameter from that step on, as a misplaced hook
 does; nan makes one gradient element NaN on one rank; spike trains one step on random bytes with the
-loss 50 times too large; desync adds a little noise to one weight on one rank. All are real.
+loss 50 times too large; desync adds a little noise to one weight on one rank; dead pushes the
+weights of one MLP to where no unit of it is ever active; straggler sleeps in every forward of one
+rank; slow_data sleeps before every batch; memory_leak keeps 8 MB per step on one rank. All are
+real.
+
+exit code: 0 done; 2 bad input; {STOPPED} stopped by a rule of the monitor; 130 interrupted.
+torchrun itself returns 1 when a rank's is not 0, and names that of each rank in its report.
 """
 
 
@@ -86,17 +96,37 @@ class Options:
     heads: int = _option(4, "attention heads", group="model", low=1)
     context: int = _option(128, "bytes per sequence", group="model", low=1)
     tied: bool = _option(False, "share the weight of embedding and head", group="model")
+    activation: str = _option(
+        "gelu", "between the matrices of an MLP", group="model", choices=tuple(ACTIVATIONS)
+    )
+    no_residual: bool = _option(False, "blocks without residual connections", group="model")
+    init_std: float = _option(0.02, "standard deviation of new weights", group="model", low=0)
+    bf16_weights: bool = _option(
+        False, "weights and optimizer state in bfloat16, without float32 copies", group="model"
+    )
 
     steps: int = _option(300, "optimizer steps of the whole run", group="training", low=1)
     batch_size: int = _option(
         16, "sequences per step, over all ranks and micro-batches", group="training", low=1
     )
     accumulate: int = _option(1, "micro-batches per step", group="training", low=1)
+    optimizer: str = _option(
+        "adamw", "sgd has a momentum of 0.9", group="training", choices=OPTIMIZERS
+    )
     lr: float = _option(3e-3, "peak learning rate", group="training", low=0)
     warmup: int = _option(20, "steps of linear warmup", group="training", low=0)
+    schedule: str = _option(
+        "cosine", "of the learning rate after the warmup", group="training", choices=SCHEDULES
+    )
     weight_decay: float = _option(0.1, "of matrices", group="training", low=0)
     clip: float = _option(1.0, "largest gradient norm", group="training", low=1e-12)
     bf16: bool = _option(False, "autocast to bfloat16", group="training")
+    tasks: bool = _option(
+        False, "a second head learns what kind of character comes next", group="training"
+    )
+    task_weight: float | None = _option(
+        None, "factor on the loss of that head (default 1)", group="training", low=0, kind=float
+    )
     compile: bool = _option(False, "torch.compile the model", group="training")
     device: str = _option(
         "auto", "what to train on", group="training", choices=("auto", "cpu", "cuda")
@@ -145,12 +175,12 @@ class Options:
     )
 
     inject: str | None = _option(
-        None, "plant a real fault, see below", group="faults", kind=str, choices=KINDS
+        None, "plant a real fault, see below", group="faults", kind=str, choices=(*KINDS, *BURDENS)
     )
     inject_at: int = _option(40, "step of the fault", group="faults", low=1)
     inject_rank: int | None = _option(
         None,
-        "rank of the fault; nan, desync: the last with a piece of it; frozen, spike: all",
+        "rank of the fault; nan, desync, straggler, memory_leak: the last one; others: all",
         group="faults",
         low=0,
         kind=int,
@@ -161,6 +191,10 @@ class Options:
         group="faults",
         kind=str,
         metavar="NAME",
+    )
+
+    inject_seconds: float = _option(
+        0.2, "how much longer straggler and slow_data take", group="faults", low=0
     )
 
     monitor: MonitorRequest | None = None
@@ -178,7 +212,24 @@ class Options:
     @property
     def shape(self) -> Shape:
         """The model's shape."""
-        return Shape(self.layers, self.width, self.heads, self.context, tied=self.tied)
+        return Shape(
+            self.layers,
+            self.width,
+            self.heads,
+            self.context,
+            tied=self.tied,
+            residual=not self.no_residual,
+            activation=self.activation,
+            kinds=KIND_COUNT if self.tasks else 0,
+            dtype="bfloat16" if self.bf16_weights else "float32",
+        )
+
+    @property
+    def kind_weight(self) -> float | None:
+        """Factor on the loss of the second task; None without one."""
+        if not self.tasks:
+            return None
+        return 1.0 if self.task_weight is None else self.task_weight
 
 
 class _Parser(argparse.ArgumentParser):
@@ -259,6 +310,8 @@ def _check(options: Options, world: int) -> None:
             raise BadInput(f"{flag} must be at least {low}, not {value}")
     if options.width % options.heads:
         raise BadInput(f"--width {options.width} must be divisible by --heads {options.heads}")
+    if options.task_weight is not None and not options.tasks:
+        raise BadInput("--task-weight is for --tasks; add --tasks")
     divide(options, world)
     if options.inject and options.inject_at > options.steps:
         raise BadInput(

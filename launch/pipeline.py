@@ -42,7 +42,7 @@ class Pipeline(InPieces):
     def wrap(self, model: GPT) -> tuple[nn.Module, nn.Module]:
         self.compile_blocks(model)
         stages, number = self.ranks.world, self.ranks.rank
-        self._width = model.shape.width
+        self._width, self._dtype = model.shape.width, getattr(torch, model.shape.dtype)
         self._stage = Stage(model, number, stages)
         self._loss_factor = 1.0
         self._schedule = Schedule1F1B(
@@ -71,14 +71,14 @@ class Pipeline(InPieces):
         """A plain pass through the stages; calls may have different numbers of sequences."""
         rank, x = self.ranks.rank, inputs
         if not self._stage.is_first:
-            x = torch.empty(*inputs.shape, self._width, device=self.device)
+            x = torch.empty(*inputs.shape, self._width, dtype=self._dtype, device=self.device)
             dist.recv(x, rank - 1)
         with self.autocast():
             x = self._stage(x)
         if self._stage.is_last:
             return loss_of(x, targets)
-        # The residual stream is float32 with autocast too, because the embedding is.
-        dist.send(x, rank + 1)
+        # With autocast and without residual connections it is bfloat16; the next expects one dtype.
+        dist.send(x.to(self._dtype), rank + 1)
         return None
 
     def shown(self, loss: torch.Tensor | None) -> torch.Tensor:

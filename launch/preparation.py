@@ -51,7 +51,7 @@ def prepare(arguments: list[str], ranks: Ranks) -> tuple[Setup, Beginning]:
     device = ranks.device(options.device)
     corpus = load_corpus(options.data, options.corpus_mb, options.context)
     saver = Checkpoints(options.checkpoint_dir, options.keep)
-    if options.save_every and ranks.is_main:
+    if (options.save_every or (plan and plan.saves)) and ranks.is_main:
         saver.open()
     first, beginning = _begin(options, device)
     batches = Batches(
@@ -74,11 +74,11 @@ def _begin(options: Options, device: torch.device) -> tuple[int, Beginning]:
     model has no dropout.
     """
     torch.manual_seed(options.seed)
-    model = GPT(options.shape).to(device)
+    model = GPT(options.shape, options.init_std).to(device)
     if not options.resume:
         return 0, Beginning(model, {}, None)
     path = find_checkpoint(options.resume, options.checkpoint_dir)
-    content = read_checkpoint(path, options.shape)
+    content = read_checkpoint(path, options.shape, options.optimizer)
     first = int(content["step"])
     if first >= options.steps:
         raise BadInput(f"{path} is at step {first} already; give --steps a larger number")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,10 +68,14 @@ class Ranks:
         sentences = [text for text in problems if text is not None]
         if sentences:
             self.complain(sentences[0])
-            if self.grouped:
-                dist.barrier()
+            self.wait()
             raise SystemExit(2)
         return result  # type: ignore[return-value]  # no problem means that `work` returned
+
+    def wait(self) -> None:
+        """Until every rank is here. torchrun ends all ranks when one leaves with a code."""
+        if self.grouped:
+            dist.barrier()
 
     def complain(self, sentence: str) -> None:
         """Say on stderr, once for all ranks, what is wrong."""
@@ -98,6 +103,9 @@ class Ranks:
         A gloo thread still alive while Python shuts down can abort a process that is done.
         """
         if self.grouped:
+            # torchrun ends all ranks when one has left with a code. This one is leaving already,
+            # with a code of its own, which its report is to show.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             gc.collect()  # a model wrapped in DDP is part of a reference cycle
             dist.destroy_process_group()
 

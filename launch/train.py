@@ -19,11 +19,12 @@ import torch
 from arrangement import Arrangement, Conditions, MicroBatch
 from arrangements import arrange
 from bad_input import BadInput
-from corpus import validation_starts, windows
+from burdens import BURDENS, Burden, plan_burden
 from display import Display, make_console
+from evaluation import evaluate_and_tell
 from faults import Fault, plan_fault
 from interruption import Interruption
-from monitoring import Monitor, attach_monitor
+from monitoring import STOPPED, Monitor, attach_monitor
 from optimization import build_optimizer, learning_rate, set_learning_rate
 from preparation import Beginning, Setup, prepare
 from ranks import Ranks, join_ranks
@@ -41,7 +42,13 @@ class Training:
     arrangement: Arrangement
     optimizer: torch.optim.Optimizer
     fault: Fault | None
+    burden: Burden | None
     monitor: Monitor | None
+
+    @property
+    def monitor_step(self) -> int:
+        """The step that the monitor was told of last."""
+        return int(self.monitor.state_dict()["step"]) if self.monitor else 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,10 @@ class Outcome:
     step: int
     train_loss: float
     validation_loss: float | None
-    interrupted: bool
+    code: int = 0
+    """What the process ends with."""
+    reason: str = "done:"
+    """Why it ended, as the beginning of a sentence that goes on with the number of steps."""
 
 
 def assemble(
@@ -60,15 +70,22 @@ def assemble(
     """Put everything in place for the first step. Bad input found here ends all ranks."""
     options, ranks = setup.options, setup.ranks
     shapes = arrangement.holdings.shapes
-    plain = build_optimizer(arrangement.parameters, shapes, options.lr, options.weight_decay)
+    plain = build_optimizer(
+        arrangement.parameters, shapes, options.lr, options.weight_decay, options.optimizer
+    )
     optimizer = ranks.together(
         lambda: arrangement.adopt(plain, setup.batches.sequences, options.clip)
     )
     restore_optimizer(beginning.optimizer, arrangement, optimizer)
     fault: Fault | None = None
+    burden: Burden | None = None
     if options.fault:
         request = options.fault
-        fault = ranks.together(lambda: plan_fault(request, arrangement))
+        if request.kind in BURDENS:
+            slower = options.inject_seconds
+            burden = ranks.together(lambda: plan_burden(request, slower, arrangement))
+        else:
+            fault = ranks.together(lambda: plan_fault(request, arrangement))
     monitor: Monitor | None = None
     if options.monitor:
         asked = options.monitor
@@ -81,9 +98,13 @@ def assemble(
                 options.steps,
                 beginning.monitor,
                 ranks.share(options.batch_size * options.context),
+                lambda: save(training, training.monitor_step),
             )
         )
-    return Training(setup, arrangement, optimizer, fault, monitor)
+        if options.tasks:
+            arrangement.show_tasks = monitor.task_losses
+    training = Training(setup, arrangement, optimizer, fault, burden, monitor)
+    return training
 
 
 def micro_batches(setup: Setup, fault: Fault | None, step: int) -> list[MicroBatch]:
@@ -99,29 +120,14 @@ def micro_batches(setup: Setup, fault: Fault | None, step: int) -> list[MicroBat
     return found
 
 
-def evaluate(setup: Setup, arrangement: Arrangement) -> float:
-    """The loss on a fixed part of the validation text. Every rank must call it."""
-    options, ranks, text = setup.options, setup.ranks, setup.corpus.validation
-    starts = validation_starts(len(text), options.context, options.eval_sequences)
-    mine = starts[setup.division.data_rank(ranks.rank) :: setup.division.data]
-    # At most as many sequences at once as in training, so that evaluation fits into memory too.
-    at_once = setup.batches.sequences
-    total = torch.zeros(2, device=setup.device)
-    # Ranks may need each other for every pass, so all do as many as the first, which has most.
-    for at in range(0, len(starts[:: setup.division.data]), at_once):
-        chunk = mine[at : at + at_once]
-        inputs, targets = windows(text, chunk if len(chunk) else starts[:1], options.context)
-        loss = arrangement.evaluate(inputs.to(setup.device), targets.to(setup.device))
-        if loss is not None:
-            total += torch.stack([loss, torch.ones_like(loss)]) * len(chunk)
-    summed, count = ranks.total(total).tolist()
-    return summed / count
-
-
 def train(training: Training, display: Display) -> Outcome:
-    """The training loop. Evaluates and saves on the way and, whatever happens, at the end."""
+    """The training loop. Evaluates and saves on the way and, whatever happens, at the end.
+
+    Only when a rule of the monitor ends it, nothing is saved unless that was asked for too: the
+    weights may be spoiled, and older checkpoints would make room for them.
+    """
     setup, arrangement, optimizer = training.setup, training.arrangement, training.optimizer
-    fault, monitor = training.fault, training.monitor
+    fault, burden, monitor = training.fault, training.burden, training.monitor
     options, ranks = setup.options, setup.ranks
     tokens = ranks.share(options.batch_size * options.context)
     monitor_prints = setup.monitor_plan is not None and setup.monitor_plan.prints_loss
@@ -130,49 +136,59 @@ def train(training: Training, display: Display) -> Outcome:
     prints_loss = prints_loss and not monitor_prints
     recent: deque[torch.Tensor] = deque(maxlen=RECENT)
     validation_loss: float | None = None
+    code, reason = 0, "done:"
 
-    def evaluate_and_show(step: int) -> float:
-        value = evaluate(setup, arrangement)
-        display.line(f"step:{step}/{options.steps} val_loss:{value:.4f}")
-        return value
+    def evaluate(step: int) -> float:
+        return evaluate_and_tell(setup, arrangement, monitor, display, step, recent)
 
     if options.eval_every and setup.first == 0:
-        evaluate_and_show(0)
-    with Interruption(ranks) as interruption:
-        for step in range(setup.first + 1, options.steps + 1):
-            lr = learning_rate(step, options.steps, options.warmup, options.lr)
-            set_learning_rate(optimizer, lr)
-            if fault and step == max(fault.at, setup.first + 1):
-                display.line(fault.describe(), style="dim")
+        evaluate(0)
+    try:
+        with Interruption(ranks) as interruption:
+            for step in range(setup.first + 1, options.steps + 1):
+                lr = learning_rate(
+                    step, options.steps, options.warmup, options.lr, options.schedule
+                )
+                set_learning_rate(optimizer, lr)
+                planted = fault or burden
+                if planted and step == max(planted.at, setup.first + 1):
+                    display.line(planted.describe(), style="dim")
+                if burden:
+                    burden.before_data(step)
 
-            loss = arrangement.gradients(micro_batches(setup, fault, step))
-            if fault:
-                fault.after_backward(step)
-            norm = arrangement.gradient_norm()
-            if monitor:
-                monitor.check(grad_norm=norm)
-            arrangement.clip(norm, options.clip)
-            optimizer.step()
-            if fault:
-                fault.after_step(step)
-            if monitor:
-                monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
-            optimizer.zero_grad()
+                loss = arrangement.gradients(micro_batches(setup, fault, step))
+                recent.append(arrangement.shown(loss))
+                if fault:
+                    fault.after_backward(step)
+                norm = arrangement.gradient_norm()
+                if monitor:
+                    monitor.check(grad_norm=norm)
+                arrangement.clip(norm, options.clip)
+                optimizer.step()
+                if fault:
+                    fault.after_step(step)
+                if monitor:
+                    monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
+                optimizer.zero_grad()
 
-            recent.append(arrangement.shown(loss))
-            display.advance(step, recent[-1])
-            if prints_loss and (step % options.log_every == 0 or step == options.steps):
-                display.log(step, ranks.mean(recent[-1]), lr)
-            stopping = step == options.steps or interruption.requested(step)
-            if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
-                validation_loss = evaluate_and_show(step)
-            if options.save_every and (step % options.save_every == 0 or stopping):
-                save(training, step)
-            if stopping:
-                break
-    return Outcome(
-        step, ranks.mean(torch.stack(list(recent)).mean()), validation_loss, step < options.steps
-    )
+                display.advance(step, recent[-1])
+                if prints_loss and (step % options.log_every == 0 or step == options.steps):
+                    display.log(step, ranks.mean(recent[-1]), lr)
+                stopping = step == options.steps or interruption.requested(step)
+                if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
+                    validation_loss = evaluate(step)
+                if options.save_every and (step % options.save_every == 0 or stopping):
+                    save(training, step)
+                if stopping:
+                    break
+        if step < options.steps:
+            code, reason = 130, "interrupted after"
+    except SystemExit as stopped:
+        if stopped.code != STOPPED:
+            raise
+        code, reason = STOPPED, f"{stopped};"
+    train_loss = ranks.mean(torch.stack([*recent]).mean())
+    return Outcome(step, train_loss, validation_loss, code, reason)
 
 
 def save(training: Training, step: int) -> None:
@@ -186,6 +202,7 @@ def save(training: Training, step: int) -> None:
         "model": gathered.weights,
         "optimizer": gathered.optimizer,
         "shape": asdict(setup.options.shape),
+        "algorithm": setup.options.optimizer,
     }
     if state is not None:
         content["monitor"] = state
@@ -195,7 +212,7 @@ def save(training: Training, step: int) -> None:
 def summary(setup: Setup, outcome: Outcome, seconds: float) -> str:
     """The last line of the run: how it went and where things are."""
     steps = f"{outcome.step}/{setup.options.steps} steps"
-    parts = [f"{'interrupted after' if outcome.interrupted else 'done:'} {steps}"]
+    parts = [f"{outcome.reason} {steps}"]
     parts.append(f"train_loss {outcome.train_loss:.4f}")
     if outcome.validation_loss is not None:
         parts.append(f"val_loss {outcome.validation_loss:.4f}")
@@ -219,7 +236,9 @@ def conduct(training: Training, console: Console) -> int:
         if training.monitor:
             training.monitor.close()
     display.line(summary(setup, outcome, time.perf_counter() - started))
-    return 130 if outcome.interrupted else 0
+    if outcome.code:
+        setup.ranks.wait()
+    return outcome.code
 
 
 def run(arguments: list[str], ranks: Ranks) -> int:
@@ -227,7 +246,9 @@ def run(arguments: list[str], ranks: Ranks) -> int:
     console = make_console(ranks.is_main)
     setup, beginning = ranks.together(lambda: prepare(arguments, ranks))
     options = setup.options
-    conditions = Conditions(setup.division, ranks, setup.device, options.bf16, options.compile)
+    conditions = Conditions(
+        setup.division, ranks, setup.device, options.bf16, options.compile, options.kind_weight
+    )
     arrangement = arrange(beginning.model, conditions)
     try:
         training = assemble(setup, beginning, arrangement, console)

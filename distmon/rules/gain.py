@@ -23,13 +23,18 @@ from distmon.rules.base import (
 MEAN_GAIN = "gradient_monitor/mean_gain"
 DAMPING, AMPLIFYING = 0.5, 2.0
 """A block outside of these is named."""
+FEWEST = 2
+"""Blocks that a mean is taken of."""
 _SHOWN = 3
 
 
 def _mean(record: Record) -> float | None:
     """Over the blocks that are judged; of a log without them, the mean that it has."""
-    gains = record.flow.inner_gains if record.flow else {}
-    return float(np.mean([*gains.values()])) if gains else metric(record, MEAN_GAIN)
+    if record.flow is None:
+        return metric(record, MEAN_GAIN)
+    gains = record.flow.inner_gains
+    # The gain of one block alone goes up and down with what it learns; depth is what multiplies it.
+    return float(np.mean([*gains.values()])) if len(gains) >= FEWEST else None
 
 
 def _limit(record: Record, limits: Limits) -> float:

@@ -9,7 +9,17 @@ import numpy as np
 
 from distmon.record import Column, Record
 from distmon.rules.advice import before_clipping, lower_lr, tighten_clipping
-from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric, name_some
+from distmon.rules.base import (
+    MARGIN,
+    Finding,
+    Limits,
+    Memory,
+    Rule,
+    Threshold,
+    layer_of,
+    metric,
+    name_some,
+)
 from distmon.rules.depth import Stack, stacks
 from distmon.rules.schedule import follow_lr
 
@@ -101,7 +111,9 @@ def check_imbalance(
     with np.errstate(invalid="ignore"):
         squares = (record.params.columns["grad_norm"] * before_clipping(record)) ** 2
     for stack in stacks(record.params.names):
-        yield from _judge(record, stack, _layer_norms(stack, squares), limits)
+        norms = _layer_norms(stack, squares)
+        yield from _judge(record, stack, norms, limits)
+        yield from _dead_parts(record, stack, norms, limits)
 
 
 def _layer_norms(stack: Stack, squares: Column) -> dict[str, float]:
@@ -170,8 +182,35 @@ def _judge(
         )
 
 
+def _dead_parts(
+    record: Record, stack: Stack, norms: dict[str, float], limits: Limits
+) -> Iterator[Finding]:
+    """Matrices without any gradient in a layer that has one, while their like elsewhere get it.
+
+    An optimizer with momentum or weight decay goes on moving them, so they are not frozen.
+    """
+    columns, names = record.params.columns, record.params.names
+    for rows in stack.roles.values():
+        norm, learns = columns["grad_norm"][rows], columns["requires_grad"][rows] > 0
+        still = (norm == 0) & learns & (columns["ndim"][rows] >= 2)
+        if still.all():
+            continue
+        for row in rows[still]:
+            name = names[int(row)]
+            if norms.get(layer_of(name), 0.0) < limits["dead"]:
+                continue  # the whole layer is told of
+            yield Finding(
+                key=f"dead {name}",
+                group="dead",
+                message=f"{name} gets a gradient of exact zeros while the rest of its layer learns",
+                params=(name,),
+                measured=0.0,
+                threshold=limits["dead"],
+            )
+
+
 def _tell_layers(findings: Sequence[Finding]) -> str:
-    others = name_some([layer for f in findings[1:] for layer in f.layers])
+    others = name_some([place for f in findings[1:] for place in (*f.layers, *f.params)])
     return findings[0].message + (f"; also {others}" if others else "")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from trainer_cases import Case, run_cases
 
 import distmon
@@ -39,6 +40,9 @@ def cases(folder: Path) -> dict[str, Case]:
     two |= {f"nan-{mode}": fault(mode, "nan") for mode in ("fsdp1", "pp")}
     two["frozen-tp"] = fault("tp", "frozen", f"--steps={FROZEN_STEPS}")
     two["spike-pp"] = fault("pp", "spike")
+    ending = ["--monitor.actions.stop=nonfinite", "--monitor.actions.checkpoint=nonfinite"]
+    two["stopped"] = fault("fsdp", "nan", "--monitor.run-dir=stopped", "--steps=6", *ending)
+    two["dead-fsdp1"] = fault("fsdp1", "dead", "--save-every=4", "--checkpoint-dir=dead")
     four = {
         "fsdp+tp": case("fsdp+tp", "--parallel=fsdp+tp"),
         "desync-hsdp": fault("hsdp", "desync"),
@@ -75,6 +79,25 @@ def test_a_clean_run_has_the_numbers_of_one_process(
     # What the ranks report adds up to the global batch.
     tokens = metrics["performance/tokens_per_second"] * metrics["performance/step_seconds"]
     assert tokens == pytest.approx(8 * 32)
+
+
+def test_a_rule_ends_all_ranks_together(folder: Path, cases: dict[str, Case]) -> None:
+    """The ranks also go on together with the cases after it, or there would be none."""
+    found = cases["stopped"]
+    assert found.code == 86, found.err
+    last = " ".join(found.out.split("stopped by nonfinite at step 4: ")[-1].split())
+    assert "; 4/6 steps, train_loss nan, " in last
+    assert "run folder stopped, checkpoint runs/checkpoints/step-000004.pt" in last
+    assert [record["step"] for record in distmon.read_run(folder / "stopped").records] == [2, 4]
+    saved = torch.load(folder / "runs/checkpoints/step-000004.pt", weights_only=True)
+    assert saved["monitor"]["step"] == 4
+
+
+def test_pieces_of_an_mlp_die_on_all_ranks(folder: Path, cases: dict[str, Case]) -> None:
+    assert cases["dead-fsdp1"].code == 0, cases["dead-fsdp1"].err
+    saved = torch.load(folder / "dead/step-000004.pt", weights_only=True)["model"]
+    assert float(saved[UP].max()) < 0
+    assert saved["blocks.1.norm2.bias"].tolist() == pytest.approx([1.0] * 32, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,23 @@ def test_checkpoints_of_another_format_are_refused(tmp_path: Path) -> None:
     torch.save({**content(), "step": 5}, path)
     with pytest.raises(BadInput, match=r"old\.pt was written by another version of this trainer"):
         read_checkpoint(path, SHAPE)
+
+
+def test_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path, keep=0).save(5, {**content(), "algorithm": "sgd"})
+    assert read_checkpoint(path, SHAPE, "sgd")["step"] == 5
+    with pytest.raises(BadInput, match="was trained with --optimizer sgd, not adamw"):
+        read_checkpoint(path, SHAPE, "adamw")
+    with pytest.raises(BadInput, match="dtype float32 there, bfloat16 here"):
+        read_checkpoint(path, replace(SHAPE, dtype="bfloat16"), "sgd")
+
+
+def test_older_checkpoints_are_of_the_model_that_there_was_then(tmp_path: Path) -> None:
+    older = {key: asdict(SHAPE)[key] for key in ("layers", "width", "heads", "context", "tied")}
+    path = Checkpoints(tmp_path, keep=0).save(5, {**content(), "shape": older})
+    assert read_checkpoint(path, SHAPE)["step"] == 5
+    with pytest.raises(BadInput, match="activation gelu there, relu here"):
+        read_checkpoint(path, replace(SHAPE, activation="relu"))
 
 
 def test_truncated_or_other_checkpoints_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from bad_input import BadInput
 from faults import Fault, FaultRequest, plan_fault
-from gpt import GPT, Shape
+from gpt import GPT, Shape, loss_of
 from holdings import Holdings, Place, everything
 from modes import Division
 from torch import nn
@@ -96,6 +96,27 @@ def test_spike_replaces_the_batch_of_its_step() -> None:
     assert inputs.shape == batch.shape
     assert not torch.equal(inputs[:, 1:], targets[:, :-1])
     assert scale == 50
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_a_dead_mlp_gives_and_gets_nothing(activation: str) -> None:
+    torch.manual_seed(0)
+    model = GPT(Shape(layers=2, width=16, heads=2, context=8, activation=activation))
+    stub = arranged(0)
+    stub.parameters.update(model.named_parameters())
+    name = "blocks.1.mlp.up.weight"
+    fault = plan_fault(FaultRequest("dead", 3, name, None, 0), stub)
+    block, ids = model.blocks[1], torch.randint(0, 256, (4, 8))
+    outputs: list[torch.Tensor] = []
+    block.mlp.register_forward_hook(lambda *given: outputs.append(given[-1]))
+    for step, dead in [(2, False), (3, True)]:
+        fault.after_step(step)
+        model.zero_grad()
+        loss_of(model(ids), ids).backward()
+        assert (float(outputs[-1].detach().abs().max()) == 0) == dead
+        of_mlp = [block.mlp.up.weight, block.mlp.down.weight, block.norm2.weight, block.norm2.bias]
+        assert [bool((each.grad == 0).all()) for each in of_mlp] == [dead] * 4
+        assert bool((block.attn.out.weight.grad != 0).any())
 
 
 def test_ranks_with_the_same_data_get_the_same_spike() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpt import GPT, Attention, Shape, loss_of
+from gpt import GPT, Attention, Block, Mlp, Shape, loss_of
 from optimization import build_optimizer, learning_rate
+from tasks import KIND_COUNT, Tasks
 from torch import nn
 
 
@@ -65,6 +66,58 @@ def test_untrained_loss_is_that_of_guessing() -> None:
     assert loss.item() == pytest.approx(torch.tensor(256.0).log().item(), abs=0.1)
 
 
+def test_without_residual_connections_nothing_is_added() -> None:
+    torch.manual_seed(0)
+    block = Block(Shape(width=32, heads=2, residual=False))
+    x = torch.randn(2, 8, 32)
+    with torch.no_grad():
+        block.mlp.down.weight.zero_()
+    assert not block(x).any()
+
+
+def test_relu_is_used() -> None:
+    mlp = Mlp(Shape(width=4, heads=2, activation="relu"))
+    with torch.no_grad():
+        mlp.up.weight.fill_(-1)
+        mlp.down.weight.fill_(1)
+    assert not mlp(torch.ones(1, 4)).any()
+    assert mlp(-torch.ones(1, 4)).tolist() == [[64.0] * 4]
+
+
+def test_initial_size_and_dtype() -> None:
+    model = GPT(Shape(dtype="bfloat16"), init_std=0.5)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert float(model.head.weight.detach().std()) == pytest.approx(0.5, rel=0.02)
+
+
+def test_two_tasks_share_the_trunk() -> None:
+    torch.manual_seed(0)
+    text = b"if a1 == (2):\n"
+    targets = torch.tensor([list(text)])
+    model = GPT(Shape(layers=1, width=32, heads=2, context=32, kinds=KIND_COUNT))
+    outputs = model(targets)
+    assert outputs.shape == (1, len(text), 256 + KIND_COUNT)
+    losses = Tasks(torch.device("cpu"), 3.0).losses(outputs, targets)
+    assert [*losses] == ["byte", "kind"]
+    assert torch.equal(losses["byte"], loss_of(outputs[..., :256], targets))
+    kinds = torch.tensor([[0, 0, 2, 0, 1, 2, 5, 5, 2, 4, 1, 4, 5, 3]])
+    assert torch.equal(losses["kind"], 3 * loss_of(outputs[..., 256:], kinds))
+    total = Tasks(torch.device("cpu"), 3.0).loss(outputs, targets)
+    assert float(total) == pytest.approx(float(losses["byte"] + losses["kind"]))
+    assert [*Tasks(torch.device("cpu"), None).losses(outputs[..., :256], targets)] == ["byte"]
+
+
+def test_sgd_has_the_same_groups_and_momentum() -> None:
+    model = GPT(Shape(layers=1))
+    parameters = dict(model.named_parameters())
+    shapes = {name: p.shape for name, p in parameters.items()}
+    optimizer = build_optimizer(parameters, shapes, 1e-3, 0.1, "sgd")
+    assert isinstance(optimizer, torch.optim.SGD)
+    decay, rest = optimizer.param_groups
+    assert (decay["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    assert decay["momentum"] == rest["momentum"] == 0.9
+
+
 def test_only_matrices_decay() -> None:
     model = GPT(Shape(layers=1))
     shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -83,3 +136,5 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
     assert learning_rate(1, 1, 0, 1.0) > 0
+    constant = [learning_rate(step, 100, 10, 1.0, "constant") for step in (5, 10, 11, 100)]
+    assert constant == [0.5, 1.0, 1.0, 1.0]

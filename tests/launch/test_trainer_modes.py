@@ -67,6 +67,10 @@ def test_ranks_that_share_a_layer_or_a_batch_see_the_same_data() -> None:
         ("--parallel pp --tied", 2, "--tied does not work with --parallel pp"),
         ("--parallel tp --compile", 2, "--compile does not work with --parallel tp"),
         ("--parallel fsdp+tp --compile", 4, "--compile does not work with --parallel fsdp"),
+        ("--parallel fsdp --tasks", 2, "--tasks does not work with --parallel fsdp"),
+        ("--parallel pp --tasks", 2, "--tasks does not work with --parallel pp"),
+        ("--parallel deepspeed --bf16-weights", 2, "whose engine keeps float32 copies of the"),
+        ("--parallel deepspeed --inject dead", 2, "--inject dead does not work with --parallel"),
         ("--parallel zero", 2, "argument --parallel: invalid choice: 'zero'"),
         (
             "--parallel fsdp+tp --batch-size 3",

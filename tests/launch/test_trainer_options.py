@@ -42,6 +42,18 @@ from trainer_process import TINY
         ("--inject nan --inject-at 2 --inject-rank 1", "--inject-rank 1 is out of range"),
         ("--inject nan --inject-at 2 --inject-param haed.weight", 'did you mean "head.weight"?'),
         ("--inject fire", "argument --inject: invalid choice: 'fire'"),
+        (
+            "--inject dead --inject-at 2 --inject-param head.weight",
+            "--inject dead needs the mlp.up.weight of a block, and head.weight is none",
+        ),
+        (
+            "--inject dead --inject-at 2 --inject-rank 0",
+            "--inject dead happens on all ranks; leave --inject-rank out",
+        ),
+        ("--optimizer lion", "argument --optimizer: invalid choice: 'lion'"),
+        ("--task-weight 2", "--task-weight is for --tasks; add --tasks"),
+        ("--tasks --task-weight nan", "--task-weight must be at least 0, not nan"),
+        ("--init-std -1", "--init-std must be at least 0, not -1.0"),
         ("--monitor.interval 5", "do nothing without --monitor; add --monitor"),
         ("--monitor.config x.yaml", "do nothing without --monitor; add --monitor"),
         ("--monitor --monitor.interval", "--monitor.interval needs a value"),

@@ -17,8 +17,11 @@ COMMON = [
     *("--layers=4", "--heads=4", "--batch-size=16", "--steps=4", "--warmup=2", "--clip=0.05"),
     *("--eval-every=2", "--eval-sequences=51", "--save-every=2", "--keep=9"),
 ]
-# 33 positions cannot be cut evenly.
-ODD = ["--context=33", "--tied", "--accumulate=2"]
+# 33 positions cannot be cut evenly. The momentum of SGD is the only state that it has.
+ODD = [
+    *("--context=33", "--tied", "--accumulate=2", "--optimizer=sgd", "--lr=1"),
+    *("--activation=relu", "--no-residual", "--init-std=0.1"),
+]
 PRINTED = 1.1e-4  # the last of four decimals may be rounded the other way
 TOLERANCE = 1e-5
 UP = "blocks.2.mlp.up.weight"
@@ -95,9 +98,11 @@ def assert_same_state(folder: Path, name: str, truth: str) -> None:
     assert found["optimizer"].keys() == expected["optimizer"].keys()
     for key, weight in expected["model"].items():
         assert distance(found["model"][key], weight) < TOLERANCE, key
+    moments = {"adamw": {"exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
     for key, state in expected["optimizer"].items():
-        assert float(found["optimizer"][key]["step"]) == float(state["step"]) == 4
-        for moment in ("exp_avg", "exp_avg_sq"):
+        assert found["optimizer"][key].keys() == state.keys() >= moments[expected["algorithm"]]
+        assert found["optimizer"][key].get("step", 4) == state.get("step", 4) == 4
+        for moment in moments[expected["algorithm"]]:
             ours, theirs = found["optimizer"][key][moment], state[moment]
             assert distance(ours, theirs) < TOLERANCE, (key, moment)
 

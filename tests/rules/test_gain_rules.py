@@ -105,8 +105,8 @@ def test_blocks_are_named_and_the_first_is_left_out() -> None:
         "tighten gradient clipping from 1.0 to 0.7",
     )
     assert alert_of([60.0, 1.1, 1.0, 1.0]) is None  # a small embedding, normalised
-    assert alert_of([1.4, 1.4]) is not None
-    assert alert_of([float("nan"), 1.4]) is not None
+    assert alert_of([1.4, 1.4]) is None  # a mean of one
+    assert alert_of([float("nan"), 1.4, 1.4]) is not None
     # 1 + 0.05 * sqrt(4)
     assert alert_of([1.0, 1.12, 1.12, 1.12], scale_by_depth=1) is not None
     assert alert_of([1.0, 1.08, 1.08, 1.08], scale_by_depth=1) is None

@@ -142,3 +142,25 @@ def test_a_skipped_step_is_no_observation() -> None:
     record = make_record(500, _layers([1e-9, 1.0]), metrics={APPLIED: 1.0})
     skipped = make_record(501, _layers([math.nan] * 2), metrics={SHOWN: math.inf}, applied=False)
     assert [len(alerts_of(engine, r)) for r in (record, record, skipped, record)] == [0, 0, 0, 1]
+
+
+def test_a_part_of_a_layer_without_gradient_is_named() -> None:
+    """As of an MLP whose units are all off: momentum goes on moving it, so it is not frozen."""
+    params = {
+        f"blocks.{i}.{leaf}": {"grad_norm": 0.1, "ndim": 2.0}
+        for i in range(3)
+        for leaf in ("attn.weight", "mlp.up.weight", "mlp.down.weight")
+    }
+    params["blocks.1.mlp.up.weight"]["grad_norm"] = 0.0
+    params["blocks.1.mlp.down.weight"]["grad_norm"] = 0.0
+    engine = make_engine()
+    record = {"monitor/grad_norm": 1.0}
+    alerts = [
+        a
+        for step in (1, 2, 3)
+        for a in alerts_of(engine, make_record(step, params, metrics=record))
+        if a.rule == "grad_imbalance"
+    ]
+    (alert,) = alerts
+    assert alert.params == ("blocks.1.mlp.up.weight", "blocks.1.mlp.down.weight")
+    assert alert.message.startswith("blocks.1.mlp.up.weight gets a gradient of exact zeros")
