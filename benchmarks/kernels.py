@@ -15,6 +15,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
@@ -26,9 +27,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from csrc_triton import sampled_stats, snapshot
+from csrc_triton.address_layout import ADDRESS_COLUMNS
 from csrc_triton.compile_report import TARGETS, Resources, compile_all
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, RUN, SUM_COLUMNS
-from csrc_triton.tables import ADDRESS_COLUMNS
+from distmon import native
 from distmon.layout import Shard as LayoutShard
 from distmon.layout.dtensor import dtensor_shard
 from distmon.layout.plain import plain_shard
@@ -134,6 +136,12 @@ def host_time() -> None:
     snapshot.snapshot_kernel = StubbedLaunch(counted, "snapshot")
     sampled_stats.sampled_stats_kernel = StubbedLaunch(counted, "statistics")
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    found = native.status()
+    ways: dict[str, native.NativeModule | None] = {"Python": None}
+    if found.module is None:
+        print(f"\nthe native module is not used: {found.reason}")
+    else:
+        ways["native"] = found.module
     print(
         "\nhost time of an observation, launches stubbed, all gradients new (median, least of 30)"
     )
@@ -141,34 +149,43 @@ def host_time() -> None:
         for count, target in ((10, None), (1000, 0.5), (10_000, 5.0)):
             parameters = [plain_parameter() for _ in range(count)]
             shards = [plain_shard(f"p{i}", p) for i, p in enumerate(parameters)]
-            time_host("plain", parameters, shards, lambda _: torch.zeros(64), counted, target)
+            case = HostCase("plain", parameters, shards, lambda _: torch.zeros(64), target)
+            for way, module in ways.items():
+                time_host(case, way, module, counted)
         parameters = [sharded_parameter() for _ in range(1000)]
         shards = [dtensor_shard(f"p{i}", p, True) for i, p in enumerate(parameters)]  # type: ignore[arg-type]
-        time_host("fully_shard", parameters, shards, sharded_gradient, counted, 1.0)
+        case = HostCase("fully_shard", parameters, shards, sharded_gradient, 1.0)
+        for way, module in ways.items():
+            time_host(case, way, module, counted)
     finally:
         snapshot.snapshot_kernel, sampled_stats.sampled_stats_kernel = real
         dist.destroy_process_group()
 
 
+@dataclass(frozen=True)
+class HostCase:
+    """Parameters of one kind, and what their host time should be."""
+
+    kind: str
+    parameters: list[torch.nn.Parameter]
+    shards: list[LayoutShard]
+    gradient: Callable[[torch.nn.Parameter], torch.Tensor]
+    goal_ms: float | None
+
+
 def time_host(
-    kind: str,
-    parameters: list[torch.nn.Parameter],
-    shards: list[LayoutShard],
-    gradient: Callable[[torch.nn.Parameter], torch.Tensor],
-    counted: Counter[str],
-    target: float | None,
+    case: HostCase, way: str, module: native.NativeModule | None, counted: Counter[str]
 ) -> None:
-    """Print one line; `target` is the goal in milliseconds."""
-    device, count = torch.device("cpu"), len(parameters)
-    probe = TritonProbe(build_plan(shards, 64, 0, device), shards)
+    """Print one line."""
+    device, count = torch.device("cpu"), len(case.parameters)
+    probe = TritonProbe(build_plan(case.shards, 64, 0, device), case.shards, native=module)
     rows, applied = make_rows(count, device), torch.ones(count, dtype=torch.float64)
-    times: dict[str, list[float]] = {"snapshot": [], "measure": [], "read p.grad": []}
+    times: dict[str, list[float]] = {"snapshot": [], "measure": []}
     counted.clear()
     for _ in range(30):
-        for p in parameters:
-            p.grad = gradient(p)
+        for p in case.parameters:
+            p.grad = case.gradient(p)
         for name, call in (
-            ("read p.grad", lambda: [s.grad() for s in shards]),
             ("snapshot", probe.snapshot),
             ("measure", lambda: probe.measure(rows, applied)),
         ):
@@ -177,11 +194,11 @@ def time_host(
             times[name].append((time.perf_counter() - start) * 1e3)
     both = [a + b for a, b in zip(times["snapshot"], times["measure"], strict=True)]
     parts = ", ".join(f"{k} {statistics.median(v):.2f}" for k, v in times.items())
-    goal = "" if target is None else f"; goal {target} ms"
-    per = {k: v / 30 for k, v in counted.items()}
+    goal = "" if case.goal_ms is None else f"; goal {case.goal_ms} ms"
+    per = ", ".join(f"{v / 30:.0f} {k}" for k, v in counted.items())
     print(
-        f"  {count:6} parameters, {kind}: {statistics.median(both):6.2f} ms, least "
-        f"{min(both):.2f} ({parts}){goal}; launches {per}"
+        f"  {count:6} parameters, {case.kind:11} by {way}: {statistics.median(both):6.2f} ms, "
+        f"least {min(both):.2f} ({parts}){goal}; launches {per}"
     )
 
 

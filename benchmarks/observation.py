@@ -1,6 +1,6 @@
 """What one observation costs, beside the naive way, in one run on this machine.
 
-    python benchmarks/observation.py [--layers 12 --width 768] [--rounds 15]
+    python benchmarks/observation.py [--layers 12 --width 768] [--rounds 15] [--backend auto]
 
 Contenders take turns after each real training step, so that each finds caches as cold as in life
 and drift of the machine hits all alike. The naive way clones every weight before the step,
@@ -70,11 +70,11 @@ class Clock:
         self.seconds += time.perf_counter() - begin
 
 
-def measure(model: nn.Module, rounds: int, folder: Path) -> dict[str, list[float]]:
+def measure(model: nn.Module, rounds: int, folder: Path, backend: str) -> dict[str, list[float]]:
     """Seconds by contender and round."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     width = next(model.parameters()).shape[1]
-    settings = {"interval": 1, "sinks": ["jsonl", "arrow"], "hooks": False}
+    settings = {"interval": 1, "sinks": ["jsonl", "arrow"], "hooks": False, "backend": backend}
     sampled = distmon.attach(model, optimizer, run_dir=folder / "sampled", **settings)
     exact = distmon.attach(
         model, optimizer, run_dir=folder / "exact", sample_size="exact", **settings
@@ -181,13 +181,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--backend", default="auto", help="as in distmon's configuration")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/observation.csv"))
     options = parser.parse_args()
     if min(options.layers, options.width, options.rounds - 1) < 1:
         sys.exit("benchmarks/observation.py: layers and width must be at least 1, rounds 2")
     model = build_model(options.layers, options.width)
     with tempfile.TemporaryDirectory() as folder:
-        times = measure(model, options.rounds, Path(folder))
+        times = measure(model, options.rounds, Path(folder), options.backend)
     report(times, model, options.out)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from csrc_triton.dtypes import DTYPE_CODES, dtype_set
+from csrc_triton.address_layout import DTYPE_CODES, dtype_set
 from csrc_triton.exact_stats import (
     BLOCK,
     CHUNK,

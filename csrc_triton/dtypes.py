@@ -1,4 +1,4 @@
-"""The dtypes a kernel can read, their codes in the address table, and the load that follows a code.
+"""Loads that follow the dtype code of a row in the address table.
 
 One launch reads parameters of different dtypes. A pointer may not have two types in two branches
 (the interpreter accepts that, the compiler does not), so every branch loads and converts by itself
@@ -11,39 +11,12 @@ and the branches merge values.
 # ruff: noqa: SIM102
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
-
-import torch
 import triton
 import triton.language as tl
 
-DTYPE_CODES: Final[dict[torch.dtype, int]] = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.float64: 3,
-    torch.float8_e4m3fn: 4,
-    torch.float8_e5m2: 5,
-}
-_CODES: tl.constexpr = tl.constexpr(6)
+from csrc_triton.address_layout import DTYPE_CODES
 
-
-def dtype_code(dtype: torch.dtype) -> int:
-    """The code of a dtype; TypeError names the dtypes that can be read."""
-    code = DTYPE_CODES.get(dtype)
-    if code is None:
-        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPE_CODES)
-        raise TypeError(f"the Triton kernels read {known}, not {str(dtype).removeprefix('torch.')}")
-    return code
-
-
-def dtype_set(dtypes: Iterable[torch.dtype]) -> int:
-    """The DTYPES constexpr of a kernel: one bit per dtype that may occur in its address table."""
-    bits = 0
-    for dtype in dtypes:
-        bits |= 1 << dtype_code(dtype)
-    return bits
+_CODES: tl.constexpr = tl.constexpr(len(DTYPE_CODES))
 
 
 @triton.jit

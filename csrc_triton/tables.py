@@ -11,17 +11,8 @@ from typing import Final
 import torch
 import triton.language as tl
 
+from csrc_triton.address_layout import ADDRESS, ADDRESS_COLUMNS
 from csrc_triton.row_layout import BINS, GROUPS, MAX_COLUMNS, SUM_COLUMNS
-
-ADDRESS_COLUMNS: Final[tuple[str, ...]] = (
-    "weight",  # address of the first element; 0 when nothing is held here
-    "weight_code",
-    "weight_offsets",  # address of this row's slots in an offset table
-    "grad",  # 0 when there is no gradient
-    "grad_code",
-    "grad_offsets",  # the weight's, unless the strides differ
-)
-ADDRESS: Final[dict[str, int]] = {name: i for i, name in enumerate(ADDRESS_COLUMNS)}
 
 A_COLUMNS: tl.constexpr = tl.constexpr(len(ADDRESS_COLUMNS))
 A_WEIGHT: tl.constexpr = tl.constexpr(ADDRESS["weight"])

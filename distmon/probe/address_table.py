@@ -3,47 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter, is_
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from csrc_triton.dtypes import dtype_code, dtype_set
-from csrc_triton.tables import ADDRESS, ADDRESS_COLUMNS
+from csrc_triton.address_layout import ADDRESS, ADDRESS_COLUMNS, dtype_set
 from distmon.layout import Shard
-
-Seen = tuple[list[int], list[torch.dtype | None], list[bool]]
-"""Address, dtype and contiguity by row."""
-_dtype = attrgetter("dtype")
+from distmon.native import NativeModule
+from distmon.probe.tensor_places import ADDRESS_OF, CODE, CONTIGUOUS, What, tensor_places
 
 
 class AddressTable:
-    """Where every weight and gradient lies now.
+    """Where every weight and gradient lies now, as kernels read it.
 
-    What moved is found by comparing pointers, dtypes and contiguity with the last ones; nothing is
-    copied when nothing moved. This is the only work per parameter on the host.
+    What moved is found by comparing with the last look; nothing is copied when nothing moved.
     """
 
-    def __init__(self, shards: Sequence[Shard], offset_rows: Sequence[torch.Tensor | None]) -> None:
-        self._weights = [s.weight for s in shards]
-        self._grads = [s.grad for s in shards]
-        paths = {s.paths for s in shards}
-        self._paths = paths.pop() if len(paths) == 1 else None
-        self._parameters = [s.parameters[0] for s in shards] if self._paths else []
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        offset_rows: Sequence[torch.Tensor | None],
+        native: NativeModule | None,
+    ) -> None:
+        """`native` looks faster; None looks from Python."""
+        self._places = tensor_places(shards, native)
+        self._shards = shards
         self._offset_rows = list(offset_rows)
+        self._offset_addresses = np.array(
+            [0 if o is None else o.data_ptr() for o in offset_rows], dtype=np.int64
+        )
+        self._copies: dict[tuple[int, int], torch.Tensor] = {}
+        self._kinds: dict[What, bytes] = {}
         self._translated: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-        self._known_weights: list[torch.Tensor] = []
         self._numbers = np.zeros((len(shards), len(ADDRESS_COLUMNS)), dtype=np.int64)
-        self._seen: dict[str, Seen] = {}
-        self.strided: dict[str, dict[int, torch.Tensor]] = {"weight": {}, "grad": {}}
+        self.strided: dict[What, dict[int, torch.Tensor]] = {"weight": {}, "grad": {}}
         """Tensors that are not contiguous, by row, as of the last refresh."""
-        weights = [w() for w in self._weights]
+        weights = [s.weight() for s in shards]
         self.device = weights[0].device
         for shard, weight in zip(shards, weights, strict=True):
             if weight.device != self.device:
                 raise ValueError(
                     f"{shard.name} is on {weight.device}, other parameters on {self.device}: "
-                    "the Triton kernels read one device"
+                    "the kernels read one device"
                 )
         self.dtypes = dtype_set(w.dtype for w in weights)
         """Grows when a gradient of another dtype appears; never shrinks, so little recompiles."""
@@ -52,91 +54,60 @@ class AddressTable:
 
     def refresh(self, grads: bool) -> None:
         """Bring the device table up to date; only the weights when `grads` is False."""
-        moved = self._look_at_weights()
+        moved = self._update("weight")
         if grads:
-            moved |= self._look_at_grads()
+            moved |= self._update("grad")
         if moved:
             self._upload(self.table, self._numbers)
 
-    def _look_at_weights(self) -> bool:
-        """The same tensor objects at the same addresses have not changed dtype or strides."""
-        if self._paths is None:
-            weights = [w() for w in self._weights]
-        elif self._paths[0]:
-            weights = list(map(attrgetter(self._paths[0]), self._parameters))
-        else:
-            weights = self._parameters
-        known = self._known_weights
-        same = weights is known or (len(known) == len(weights) and all(map(is_, weights, known)))
-        if same and not self.strided["weight"]:
-            pointers = list(map(torch.Tensor.data_ptr, weights))
-            if pointers == self._seen["weight"][0]:
-                return False
-        self._known_weights = weights
-        return self._look("weight", weights)
+    def dense(self) -> torch.Tensor:
+        """The table for a pass that reads memory from one end to the other, as of the last refresh.
 
-    def _look_at_grads(self) -> bool:
-        """Without a Python call per parameter where shards allow it: a quarter less host time."""
-        if self._paths is not None:
-            try:
-                grads = list(map(attrgetter(self._paths[1]), self._parameters))
-                found = (
-                    list(map(torch.Tensor.data_ptr, grads)),
-                    list(map(_dtype, grads)),
-                    list(map(torch.Tensor.is_contiguous, grads)),
-                )
-            except (TypeError, AttributeError, RuntimeError):
-                pass  # one is None or sparse; the look at each raises what is really wrong
-            else:
-                return self._update("grad", grads, found)
-        return self._look("grad", [g() for g in self._grads])
-
-    def with_addresses(self, out: torch.Tensor, changed: dict[str, dict[int, int]]) -> None:
-        """Fill `out` with the table in which some addresses are replaced."""
+        Order does not matter to sums, so a transposed tensor is read as it lies. Only a view with
+        gaps is copied; the copies live until the next call.
+        """
+        self._copies = {}
+        for what, tensors in self.strided.items():
+            for row, tensor in tensors.items():
+                if not is_dense(tensor):
+                    self._copies[row, ADDRESS[what]] = tensor.contiguous()
+        if not self._copies:
+            return self.table
         numbers = self._numbers.copy()
-        for what, addresses in changed.items():
-            for row, address in addresses.items():
-                numbers[row, ADDRESS[what]] = address
-        self._upload(out, numbers)
+        for where, copy in self._copies.items():
+            numbers[where] = copy.data_ptr()
+        table = torch.empty_like(self.table)
+        self._upload(table, numbers)
+        return table
 
-    def _look(self, what: str, tensors: Sequence[torch.Tensor | None]) -> bool:
-        pointers: list[int] = []
-        dtypes: list[torch.dtype | None] = []
-        contiguous: list[bool] = []
-        for tensor in tensors:
-            if tensor is None:
-                pointers.append(0)
-                dtypes.append(None)
-                contiguous.append(True)
-            else:
-                pointers.append(tensor.data_ptr())
-                dtypes.append(tensor.dtype)
-                contiguous.append(tensor.is_contiguous())
-        return self._update(what, tensors, (pointers, dtypes, contiguous))
-
-    def _update(self, what: str, tensors: Sequence[torch.Tensor | None], now: Seen) -> bool:
+    def _update(self, what: What) -> bool:
         """Bring the numbers up to date; False when nothing has changed."""
-        pointers, dtypes, contiguous = now
-        before = self._seen.get(what)
-        plain = all(contiguous)
-        if now == before and plain:
+        # Other strides may hide behind an equal place, so what is strided is looked at every time.
+        if not self._places.look(what) and not self.strided[what]:
             return False
-        first = ADDRESS[what]
-        self._numbers[:, first] = pointers
-        if before is None or dtypes != before[1]:
-            self.dtypes |= dtype_set({d for d in dtypes if d is not None})
-            self._numbers[:, first + 1] = [0 if d is None else dtype_code(d) for d in dtypes]
+        places, first = self._places.seen[what], ADDRESS[what]
+        self._numbers[:, first] = places[:, ADDRESS_OF]
+        kinds = places[:, CODE:].tobytes()
+        if kinds == self._kinds.get(what) and not self.strided[what]:
+            return True
+        self._kinds[what] = kinds
+        codes = np.maximum(places[:, CODE], 0)
+        self._numbers[:, first + 1] = codes
+        self._numbers[:, first + 2] = self._offset_addresses
+        self.dtypes |= int(np.bitwise_or.reduce(1 << codes[places[:, CODE] >= 0], initial=0))
         self.strided[what] = {
-            i: t for i, t in enumerate(tensors) if t is not None and not contiguous[i]
+            row: self._tensor(what, row)
+            for row in np.flatnonzero(places[:, CONTIGUOUS] == 0).tolist()
         }
-        if not plain or before is None or contiguous != before[2]:
-            self._numbers[:, first + 2] = [
-                0 if o is None else o.data_ptr() for o in self._offset_rows
-            ]
-            for row, tensor in self.strided[what].items():
-                self._numbers[row, first + 2] = self._strided_offsets(row, tensor)
-        self._seen[what] = now
+        for row, tensor in self.strided[what].items():
+            self._numbers[row, first + 2] = self._strided_offsets(row, tensor)
         return True
+
+    def _tensor(self, what: What, row: int) -> torch.Tensor:
+        shard = self._shards[row]
+        tensor = shard.weight() if what == "weight" else shard.grad()
+        assert tensor is not None
+        return tensor
 
     def _strided_offsets(self, row: int, tensor: torch.Tensor) -> int:
         """Address of the row's offsets in the tensor's own memory order; made once per strides."""
@@ -155,9 +126,7 @@ class AddressTable:
             self._translated[key] = memory.to(offsets.dtype)
         return self._translated[key].data_ptr()
 
-    def _upload(
-        self, out: torch.Tensor, numbers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-    ) -> None:
+    def _upload(self, out: torch.Tensor, numbers: NDArray[np.int64]) -> None:
         source = torch.from_numpy(numbers)
         if self.device.type != "cuda":
             out.copy_(source)

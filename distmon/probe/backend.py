@@ -1,4 +1,4 @@
-"""Which probe reads the samples: Triton kernels on CUDA and ROCm, plain torch everywhere else."""
+"""Which probe reads the samples: Triton kernels on GPUs, compiled loops or torch elsewhere."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Literal, Protocol
 import torch
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
+from distmon import native
 from distmon.errors import ConfigError
 from distmon.layout import Shard
+from distmon.probe.native_probe import NativeProbe
 from distmon.probe.rows import Rows
 from distmon.probe.torch_twin import TorchProbe
 from distmon.sampling import SamplePlan
 
 log = logging.getLogger("distmon")
 
-Backend = Literal["auto", "torch", "triton"]
+Backend = Literal["auto", "torch", "triton", "native"]
 
 
 class Probe(Protocol):
@@ -38,30 +40,50 @@ def choose_probe(
 ) -> Probe:
     """The probe for this plan.
 
-    `auto` takes Triton on a GPU and says in one line why when it cannot; "triton" raises
-    ConfigError instead, unless TRITON_INTERPRET=1 lets the kernels run on the CPU.
+    `auto` takes Triton on a GPU and the native module on a CPU where it is built, and says in one
+    line why when what is there cannot be used; "triton" and "native" raise ConfigError instead.
+    TRITON_INTERPRET=1 lets "triton" run on the CPU.
     """
-    gpu = plan.device.type == "cuda"  # ROCm calls itself cuda too
-    if backend == "torch" or (backend == "auto" and not gpu):
+    wanted: str = backend
+    if backend == "auto":
+        wanted = {"cuda": "triton", "cpu": "native"}.get(plan.device.type, "torch")
+    if wanted == "torch":
         return TorchProbe(plan, shards, exact)
-    if not gpu and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ConfigError(
-            f"backend: triton needs a CUDA or ROCm model and this one is on {plan.device}; "
-            "use backend: auto"
-        )
+    _check_device(backend, plan.device)
     try:
-        from distmon.probe.triton_probe import TritonProbe
+        module = native.load()
+        if wanted == "triton":
+            from distmon.probe.triton_probe import TritonProbe
 
-        probe = TritonProbe(plan, shards, exact)
-        if gpu:
-            _compile_now(probe, plan)
-        return probe
+            probe = TritonProbe(plan, shards, exact, module)
+            if plan.device.type == "cuda":
+                _compile_now(probe, plan)
+            return probe
+        if module is not None:
+            return NativeProbe(plan, shards, exact, module)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        if backend == "triton":
-            raise ConfigError(f"backend: triton cannot be used: {reason}") from error
-        log.warning("reading samples with torch instead of Triton: %s", reason)
-        return TorchProbe(plan, shards, exact)
+        if backend != "auto":
+            raise ConfigError(f"backend: {backend} cannot be used: {reason}") from error
+        name = {"triton": "Triton", "native": "the native module"}[wanted]
+        log.warning("reading samples with torch instead of %s: %s", name, reason)
+    if backend == "native":
+        raise ConfigError(f"backend: native cannot be used: {native.status().reason}")
+    return TorchProbe(plan, shards, exact)
+
+
+def _check_device(backend: Backend, device: torch.device) -> None:
+    """Raise ConfigError for a demand that cannot be met there. ROCm calls itself cuda too."""
+    if backend == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            f"backend: triton needs a CUDA or ROCm model and this one is on {device}; "
+            "use backend: auto"
+        )
+    if backend == "native" and device.type != "cpu":
+        raise ConfigError(
+            f"backend: native needs a model on the CPU and this one is on {device}; "
+            "use backend: auto"
+        )
 
 
 def _compile_now(probe: Probe, plan: SamplePlan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -83,6 +83,15 @@ def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     else:
         for part in tensor.detach():
             yield from pieces(part)
+
+
+def count_whole_gradients(shards: Sequence[Shard], rows: Rows, parameters: Iterable[int]) -> None:
+    """Fill the columns that count the non-zero gradients of the given parameters in full."""
+    for i in parameters:
+        grad = shards[i].grad()
+        rows.sums[i, SUM["whole_count"]] = shards[i].weight().numel()
+        if grad is not None:
+            rows.sums[i, SUM["whole_nonzero"]] = torch.count_nonzero(grad)
 
 
 def nonfinite_counts(shards: Sequence[Shard]) -> torch.Tensor:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from csrc_triton.row_layout import GROUPS, HALF_BINS, SCALAR_COLUMNS, SUM
+from csrc_triton.row_layout import GROUPS, HALF_BINS, SCALAR_COLUMNS
 from distmon.device_marks import to_device
 from distmon.layout import Shard
-from distmon.probe.exact import ExactPass
+from distmon.probe.exact import ExactPass, count_whole_gradients
 from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
 from distmon.probe.log_bins import histogram_by_row
 from distmon.probe.rows import Rows
@@ -61,12 +61,7 @@ class TorchProbe:
     @torch.no_grad()
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None:
         """Count the non-zero gradients of the given parameters in full."""
-        for i in parameters:
-            grad = self._shards[i].grad()
-            weight = self._shards[i].weight()
-            rows.sums[i, SUM["whole_count"]] = weight.numel()
-            if grad is not None:
-                rows.sums[i, SUM["whole_nonzero"]] = torch.count_nonzero(grad)
+        count_whole_gradients(self._shards, rows, parameters)
 
 
 class _Block:

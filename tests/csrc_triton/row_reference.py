@@ -20,6 +20,7 @@ from csrc_triton.row_layout import (
 )
 from distmon.layout.shard import Everything, Region, Shard
 from distmon.probe import Rows
+from distmon.probe.backend import Probe
 from distmon.probe.log_bins import magnitude_edges
 from distmon.probe.triton_probe import TritonProbe
 from distmon.sampling import SamplePlan, build_plan
@@ -70,12 +71,12 @@ def poisoned_rows(count: int, bins: bool = True) -> Rows:
 
 def run(
     cases: Sequence[Case],
-    probe_type: type = TritonProbe,
+    probe_type: Callable[..., Probe] = TritonProbe,
     sample: int = 1024,
     exact: bool = False,
     change_plan: Callable[[SamplePlan], SamplePlan] = lambda plan: plan,
     bins: bool = True,
-) -> tuple[Rows, object, SamplePlan]:
+) -> tuple[Rows, Probe, SamplePlan]:
     """Snapshot, step and measure through a probe, with everything poisoned before."""
     pairs = [case.shard(f"p{i}") for i, case in enumerate(cases)]
     shards = [shard for shard, _ in pairs]
@@ -199,3 +200,42 @@ def assert_rows(rows: Rows, cases: Sequence[Case], plan: SamplePlan) -> None:
             assert float(rows.maxima[i, MAX[name]]) == value, f"{about} {name}"
         if rows.bins is not None:
             np.testing.assert_array_equal(rows.bins[i].numpy(), bins, err_msg=about)
+
+
+# Counts, which have to be equal; what is left are sums, that depend on the order of additions.
+COUNTS = [i for i, n in enumerate(SUM_COLUMNS) if not n.endswith("_sum") and "_sq" not in n]
+
+
+def assert_probes_agree(
+    cases: Sequence[Case],
+    mine_type: Callable[..., Probe],
+    theirs_type: Callable[..., Probe],
+    sample: int,
+    exact: bool,
+) -> None:
+    """The same cases through two probes give the same rows."""
+    mine, my_probe, plan = run(cases, mine_type, sample, exact)
+    theirs, their_probe, _ = run(cases, theirs_type, sample, exact)
+    assert torch.equal(mine.sums[:, COUNTS], theirs.sums[:, COUNTS])
+    assert torch.equal(mine.maxima, theirs.maxima)
+    assert torch.equal(mine.bins, theirs.bins)
+    nan = [c.after.isnan().any() for c in cases]
+    kept = torch.tensor([not n for n in nan])
+    assert torch.equal(my_probe.row_checksums[kept], their_probe.row_checksums[kept])
+    if not any(nan):
+        assert torch.equal(my_probe.row_checksums, their_probe.row_checksums)
+    # Both add n numbers in fp64 in some order; a sum's error is relative to the magnitudes.
+    for column, name in enumerate(SUM_COLUMNS):
+        if column in COUNTS:
+            continue
+        for i, case in enumerate(cases):
+            values = [case.after, case.before, *([] if case.grad is None else [case.grad])]
+            top = max(
+                float(np.nan_to_num(v.double().numpy(), posinf=0, neginf=0).__abs__().max())
+                for v in values
+            )
+            size = 2 * top if name.endswith("_sum") else (2 * top) ** 2
+            error = case.after.numel() ** 2 * 2.0**-52 * size
+            gap = abs(float(mine.sums[i, column] - theirs.sums[i, column]))
+            assert gap <= error, f"row {i} {name}: {gap} > {error}"
+    assert len(plan.names) == len(cases)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from csrc_triton.tables import ADDRESS
+from csrc_triton.address_layout import ADDRESS
 from distmon.layout.plain import plain_shard
 from distmon.probe.address_table import AddressTable
 from distmon.sampling import build_plan
@@ -23,7 +23,7 @@ def _tables(parameters: list[torch.nn.Parameter]) -> tuple[AddressTable, Address
         for k, row in enumerate(chunk.rows):
             rows[row] = chunk.offsets[k]
     slow = [replace(shard, paths=None) for shard in shards]
-    return AddressTable(shards, rows), AddressTable(slow, rows)
+    return AddressTable(shards, rows, None), AddressTable(slow, rows, None)
 
 
 def _grad(kind: str, parameter: torch.nn.Parameter) -> torch.Tensor | None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from row_reference import Case, run
+from row_reference import COUNTS, Case, assert_probes_agree, run
 from test_sampled_stats import _SecondHalf, numbers
 
-from csrc_triton.row_layout import SUM_COLUMNS
 from distmon.probe import TorchProbe
 from distmon.probe.triton_probe import TritonProbe
 
 pytestmark = pytest.mark.usefixtures("launches")
 
-EXACT = [i for i, n in enumerate(SUM_COLUMNS) if not n.endswith("_sum") and "_sq" not in n]
 KINDS = st.sampled_from(["normal", "nonfinite", "denormal", "extreme"])
 
 
@@ -34,31 +31,7 @@ def parameters(draw: st.DrawFn) -> Case:
 
 
 def agree(cases: list[Case], sample: int, exact: bool) -> None:
-    mine, triton_probe, _ = run(cases, TritonProbe, sample, exact)
-    theirs, torch_probe, plan = run(cases, TorchProbe, sample, exact)
-    assert torch.equal(mine.sums[:, EXACT], theirs.sums[:, EXACT])
-    assert torch.equal(mine.maxima, theirs.maxima)
-    assert torch.equal(mine.bins, theirs.bins)
-    nan = [c.after.isnan().any() for c in cases]
-    kept = torch.tensor([not n for n in nan])
-    assert torch.equal(triton_probe.row_checksums[kept], torch_probe.row_checksums[kept])
-    if not any(nan):
-        assert torch.equal(triton_probe.row_checksums, torch_probe.row_checksums)
-    # Both add n numbers in fp64 in some order; a sum's error is relative to the magnitudes.
-    for column, name in enumerate(SUM_COLUMNS):
-        if column in EXACT:
-            continue
-        for i, case in enumerate(cases):
-            values = [case.after, case.before, *([] if case.grad is None else [case.grad])]
-            top = max(
-                float(np.nan_to_num(v.double().numpy(), posinf=0, neginf=0).__abs__().max())
-                for v in values
-            )
-            size = 2 * top if name.endswith("_sum") else (2 * top) ** 2
-            error = case.after.numel() ** 2 * 2.0**-52 * size
-            gap = abs(float(mine.sums[i, column] - theirs.sums[i, column]))
-            assert gap <= error, f"row {i} {name}: {gap} > {error}"
-    assert len(plan.names) == len(cases)
+    assert_probes_agree(cases, TritonProbe, TorchProbe, sample, exact)
 
 
 @settings(
@@ -98,4 +71,4 @@ def test_whole_gradients_are_counted_alike() -> None:
         rows, probe, _ = run(cases, probe_type)
         probe.read_whole_gradients(rows, [0, 1])
         results.append(rows.sums)
-    assert torch.equal(results[0][:, EXACT], results[1][:, EXACT])
+    assert torch.equal(results[0][:, COUNTS], results[1][:, COUNTS])

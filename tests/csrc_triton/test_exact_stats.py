@@ -12,15 +12,22 @@ import torch
 from row_reference import Case, bins_of, flat, poisoned_rows, run, wide
 from test_sampled_stats import SIZES, numbers
 
+from csrc_triton.address_layout import ADDRESS_COLUMNS
 from csrc_triton.exact_stats import CHUNK, PARTIALS, ExactTables, fill_exact_columns
 from csrc_triton.row_layout import MAX, SUM
-from csrc_triton.tables import ADDRESS_COLUMNS, RowOutputs
+from csrc_triton.tables import RowOutputs
 from distmon.probe import Rows
 
 pytestmark = pytest.mark.usefixtures("launches")
 
 
-def assert_exact(rows: Rows, cases: list[Case], kept: torch.dtype) -> None:
+# Chains of at most CHUNK / BLOCK + 2 additions and a tree; the square is rounded too.
+ROUNDINGS = 100
+
+
+def assert_exact(
+    rows: Rows, cases: list[Case], kept: torch.dtype, roundings: int = ROUNDINGS
+) -> None:
     for i, case in enumerate(cases):
         for what, tensor, factor in (("w", case.after, 1.0), ("g", case.grad, case.taken)):
             about = f"row {i} {what}: {case.after.dtype} {tuple(case.after.shape)}"
@@ -33,8 +40,7 @@ def assert_exact(rows: Rows, cases: list[Case], kept: torch.dtype) -> None:
             assert got[f"{what}_count"] == x.size, about
             assert got[f"{what}_nan"] == np.isnan(x).sum(), about
             assert got[f"{what}_inf"] == np.isinf(x).sum(), about
-            # Chains of at most CHUNK / BLOCK + 2 additions and a tree; the square is rounded too.
-            bound = 100 * 2.0**-53
+            bound = roundings * 2.0**-53
             assert abs(got[f"{what}_sum"] - fsum(good)) <= bound * np.abs(good).sum(), about
             squares = good * good
             assert abs(got[f"{what}_sq0"] - fsum(squares)) <= bound * squares.sum(), about

@@ -10,11 +10,11 @@ import torch
 from row_reference import CPU, Case, poisoned_rows
 
 from csrc_triton import sampled_stats, snapshot
-from csrc_triton.dtypes import dtype_code
+from csrc_triton.address_layout import ADDRESS_COLUMNS, dtype_code
 from csrc_triton.exact_stats import ExactTables, fill_exact_columns
 from csrc_triton.row_layout import BINS, GROUPS, SUM_COLUMNS
 from csrc_triton.sampled_stats import MAX_SLOTS_PER_GROUP, fill_sampled_rows
-from csrc_triton.tables import ADDRESS_COLUMNS, RowOutputs, RowTables, block_width
+from csrc_triton.tables import RowOutputs, RowTables, block_width
 from distmon.probe.triton_probe import TritonProbe
 from distmon.sampling import build_plan
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,7 +37,13 @@ def on_gpu(
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-def test_torch_on_a_cpu(backend: str, planned: tuple[SamplePlan, list[Shard]]) -> None:
+def test_torch_on_a_cpu(
+    backend: str,
+    planned: tuple[SamplePlan, list[Shard]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no native module is
     assert isinstance(choose_probe(backend, *planned), TorchProbe)
 
 

@@ -1,0 +1,47 @@
+"""What a row of the address table holds, column by column, and the codes of dtypes in it.
+
+Without Triton, so that whoever reads tensors by their addresses can use the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+ADDRESS_COLUMNS: Final[tuple[str, ...]] = (
+    "weight",  # address of the first element; 0 when nothing is held here
+    "weight_code",
+    "weight_offsets",  # address of this row's slots in an offset table
+    "grad",  # 0 when there is no gradient
+    "grad_code",
+    "grad_offsets",  # the weight's, unless the strides differ
+)
+ADDRESS: Final[dict[str, int]] = {name: i for i, name in enumerate(ADDRESS_COLUMNS)}
+
+DTYPE_CODES: Final[dict[torch.dtype, int]] = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float64: 3,
+    torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+}
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The code of a dtype; TypeError names the dtypes that can be read."""
+    code = DTYPE_CODES.get(dtype)
+    if code is None:
+        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPE_CODES)
+        raise TypeError(f"the kernels read {known}, not {str(dtype).removeprefix('torch.')}")
+    return code
+
+
+def dtype_set(dtypes: Iterable[torch.dtype]) -> int:
+    """The DTYPES constexpr of a kernel: one bit per dtype that may occur in its address table."""
+    bits = 0
+    for dtype in dtypes:
+        bits |= 1 << dtype_code(dtype)
+    return bits

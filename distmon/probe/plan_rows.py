@@ -1,0 +1,43 @@
+"""The plan's chunks as tables in parameter order, for kernels that take one row at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from csrc_triton.row_layout import GROUPS
+from distmon.sampling import SamplePlan
+
+
+@dataclass(frozen=True)
+class PlanRows:
+    """Row i is parameter i; see `csrc_triton.tables.RowTables` for what the tables mean."""
+
+    starts: NDArray[np.int64]
+    widths: NDArray[np.int32]
+    """0 where nothing is here."""
+    group_counts: torch.Tensor
+    half_ulp: torch.Tensor
+    offsets: list[torch.Tensor | None]
+
+
+def rows_by_parameter(plan: SamplePlan, parameters: int) -> PlanRows:
+    """Spread the chunks of `plan` over its parameters; tensors are on the plan's device."""
+    starts, widths = np.zeros(parameters, np.int64), np.zeros(parameters, np.int32)
+    counts = torch.zeros((parameters, GROUPS), dtype=torch.int32, device=plan.device)
+    half_ulp = torch.zeros(parameters, dtype=torch.float64, device=plan.device)
+    offsets: list[torch.Tensor | None] = [None] * parameters
+    begin = 0
+    for chunk in plan.chunks:
+        slots = chunk.offsets.shape[1]
+        where = torch.from_numpy(chunk.rows).to(plan.device)
+        counts.index_copy_(0, where, chunk.group_counts)
+        half_ulp.index_copy_(0, where, chunk.half_ulp)
+        for k, row in enumerate(chunk.rows):
+            starts[row], widths[row] = begin + k * slots, chunk.width
+            offsets[row] = chunk.offsets[k]
+        begin += chunk.offsets.numel()
+    return PlanRows(starts, widths, counts, half_ulp, offsets)
