@@ -103,7 +103,7 @@ def test_two_tasks_share_the_trunk() -> None:
     kinds = torch.tensor([[0, 0, 2, 0, 1, 2, 5, 5, 2, 4, 1, 4, 5, 3]])
     assert torch.equal(losses["kind"], 3 * loss_of(outputs[..., 256:], kinds))
     total = Tasks(torch.device("cpu"), 3.0).loss(outputs, targets)
-    assert float(total) == pytest.approx(float(losses["byte"] + losses["kind"]))
+    assert total.item() == pytest.approx(losses["byte"].item() + losses["kind"].item())
     assert [*Tasks(torch.device("cpu"), None).losses(outputs[..., :256], targets)] == ["byte"]
 
 
