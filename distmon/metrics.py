@@ -165,6 +165,10 @@ RANK_METRICS: Final[tuple[Metric, ...]] = (
         Metric(f"{phase}_seconds", "s", f"median time of a step in phase {phase}")
         for phase in ("data", "forward", "backward", "optimizer", "other")
     ),
+    *(
+        Metric(f"{phase}_floor_seconds", "s", f"what nearly every step takes in phase {phase}")
+        for phase in ("data", "forward", "optimizer")
+    ),
     Metric("allocated_bytes", "B", "in tensors on the device; NaN without an accelerator"),
     Metric("reserved_bytes", "B", "held by torch's allocator"),
     Metric("peak_bytes", "B", "most ever in tensors"),

@@ -151,7 +151,7 @@ RULES = (
         thresholds={
             "share": Threshold(0.1, "of a step that a rank may be slower by"),
             "sigmas": Threshold(4, "robust standard deviations over ranks that it has to exceed"),
-            "min_seconds": Threshold(0.005, "a shorter delay per step is not judged"),
+            "min_seconds": Threshold(0.01, "a shorter delay per step is not judged"),
             "critical_share": Threshold(0.2, "of a step above which it may become critical"),
             "critical_after": Threshold(20, "observations in a row after which it does"),
         },

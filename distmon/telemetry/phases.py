@@ -19,6 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 PHASES: Final = ("data", "forward", "backward", "optimizer", "other")
 """In the order of a step. `other` is what none of the marks tells, evaluation among it."""
+OWN: Final = ("data", "forward", "optimizer")
+"""What a rank may be slow in by itself; in the others it may be waiting."""
 STEPS: Final = 32
 """Steps before an observation that are cut up."""
 
@@ -109,7 +111,11 @@ class PhaseClock:
         self._phase = "data"
 
     def take(self) -> dict[str, float]:
-        """Median seconds of each phase over the steps since the last call; empty without any."""
+        """Seconds of each phase over the steps since the last call; empty without any.
+
+        `data_seconds` is the median; `data_floor_seconds`, and so on for the OWN phases, what all
+        but the fastest quarter of the steps take at least: a slow rank is slow in nearly all.
+        """
         found: list[dict[str, float]] = []
         for pieces in self._steps:
             seconds = dict.fromkeys(PHASES, 0.0)
@@ -123,7 +129,10 @@ class PhaseClock:
         self._steps = []
         if not found:
             return {}
-        return {phase: median(step[phase] for step in found) for phase in PHASES}
+        told = {f"{phase}_seconds": median(step[phase] for step in found) for phase in PHASES}
+        for phase in OWN:
+            told[f"{phase}_floor_seconds"] = sorted(step[phase] for step in found)[len(found) // 4]
+        return told
 
     def _cut(self, phase: str) -> None:
         now = self._mark()

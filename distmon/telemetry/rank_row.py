@@ -60,7 +60,7 @@ class RankTelemetry:
     def take(self) -> dict[str, float]:
         """The row since the last call; what is not known is absent or NaN."""
         row = self._steps.take()
-        row |= {f"{phase}_seconds": value for phase, value in self.phases.take().items()}
+        row |= self.phases.take()
         memory = read_memory(self._device)
         row |= {name: getattr(memory, name) for name in FROM_ALLOCATOR}
         reading = HardwareReading() if self._hardware is None else self._hardware.take()

@@ -42,7 +42,9 @@ def find_stragglers(
 ) -> list[Straggler]:
     """Ranks above the median by more than `share` of a step, `sigmas` and `seconds`.
 
-    `ranks[f"{phase}_seconds"][rank]`; a rank that told nothing has NaN or only zeros.
+    `ranks[f"{phase}_seconds"][rank]`; a rank that told nothing has NaN or only zeros. Backward,
+    where ranks meet, and `other`, with the monitor's own work in it, are nobody's fault: they have
+    no `{phase}_floor_seconds`.
     """
     table = np.stack([ranks[f"{phase}_seconds"] for phase in PHASES])
     told = np.isfinite(table).all(0) & (table.sum(0) > 0)
@@ -57,7 +59,8 @@ def find_stragglers(
     # Where nearly all ranks agree to the microsecond, everything would be an outlier.
     spread = np.maximum(spread, 0.01 * step)
     found = []
-    for p, i in zip(*np.nonzero((excess > limit) & (excess / spread > sigmas)), strict=True):
+    slow = (excess > limit) & (excess / spread > sigmas) & (_steady_excess(ranks, rows) > limit)
+    for p, i in zip(*np.nonzero(slow), strict=True):
         if _is_waiting(int(p), excess[:, i]):
             continue
         others = [int(rows[j]) for j in np.flatnonzero(_waits_for(excess, int(i)))]
@@ -74,6 +77,19 @@ def find_stragglers(
     return sorted(found, key=lambda s: -s.excess_seconds)
 
 
+def _steady_excess(ranks: Mapping[str, Floats], rows: NDArray[np.int64]) -> Floats:
+    """By phase and rank, the excess of what nearly every step takes; 0 where it is not told.
+
+    Other processes on a machine delay a step now and then, a slow rank is slow in all of them.
+    """
+    excess = np.zeros((len(PHASES), len(rows)))
+    for p, phase in enumerate(PHASES):
+        floor = ranks.get(f"{phase}_floor_seconds")
+        if floor is not None:
+            excess[p] = floor[rows] - _lower_median(floor[rows])
+    return excess
+
+
 def _lower_median(table: Floats) -> Floats:
     """Along the last axis; of two ranks the faster one is the measure."""
     middle = np.sort(table, axis=-1)[..., (table.shape[-1] - 1) // 2]
@@ -81,15 +97,8 @@ def _lower_median(table: Floats) -> Floats:
 
 
 def _is_waiting(phase: int, excess: Floats) -> bool:
-    """Whether a rank is long in this phase because it came there early.
-
-    Ranks meet in backward, and when they gather what they share, also in forward. Slow there alone
-    cannot be told from waiting there.
-    """
-    if PHASES[phase] == "forward":
-        return PHASES[int(np.argmin(excess))] == "data"
-    # What is in `other`, the monitor's own work among it, says nothing about the rank.
-    return PHASES[phase] in ("backward", "other")
+    """Whether a rank is long in forward because it came there early, to gather what ranks share."""
+    return PHASES[phase] == "forward" and PHASES[int(np.argmin(excess))] == "data"
 
 
 def _waits_for(excess: Floats, slow: int) -> NDArray[np.bool_]:

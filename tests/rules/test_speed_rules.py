@@ -35,6 +35,7 @@ def _follow(rule: str, records: list[dict[str, Any]], **settings: Any) -> list[A
 def test_a_straggler_is_named_after_two_observations() -> None:
     slow = _ranks()
     slow["forward_seconds"][2] += 0.1
+    slow["forward_floor_seconds"] = slow["forward_seconds"].copy()
     slow["backward_seconds"][[0, 1, 3]] += 0.1
     hosts = ("a", "a", "b", "b")
     alerts = _follow("straggler", [{"ranks": slow, "hosts": hosts}] * 25)
