@@ -75,6 +75,7 @@ def measure(model: nn.Module, rounds: int, folder: Path, backend: str) -> dict[s
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     width = next(model.parameters()).shape[1]
     settings = {"interval": 1, "sinks": ["jsonl", "arrow"], "hooks": False, "backend": backend}
+    settings["budget"] = None  # every round is to be observed, whatever it costs
     sampled = distmon.attach(model, optimizer, run_dir=folder / "sampled", **settings)
     exact = distmon.attach(
         model, optimizer, run_dir=folder / "exact", sample_size="exact", **settings

@@ -19,6 +19,17 @@ DATA = "performance/data_fraction"
 MFU = "performance/mfu_over_limit"
 
 
+def _is_too_short(record: Record, limits: Limits) -> bool:
+    """Whether a step of the median rank, without what is not training, is hardly one: noise, then.
+
+    A record of a foreign log, which has no phases, is judged.
+    """
+    columns = [record.ranks.get(f"{phase}_seconds") for phase in PHASES if phase != "other"]
+    known = [column for column in columns if column is not None]
+    seconds = float(np.nanmedian(np.sum(known, axis=0))) if known else math.inf
+    return seconds < limits["min_step_seconds"]
+
+
 def check_throughput(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """The rate against its own recent median; a run that was slow from the start is no drop."""
     tag = next((tag for tag in RATES if metric(record, tag) is not None), None)
@@ -28,7 +39,7 @@ def check_throughput(record: Record, limits: Limits, memory: Memory) -> Iterable
     assert rate is not None
     past = memory.get("rates", [])
     memory["rates"] = [*past, rate][-int(limits["window"]) :]
-    if len(past) < limits["armed_after"]:
+    if len(past) < limits["armed_after"] or _is_too_short(record, limits):
         return
     usual = statistics.median(past)
     if usual <= 0:
@@ -57,7 +68,7 @@ def check_jitter(record: Record, limits: Limits, memory: Memory) -> Iterable[Fin
         return
     past = memory.get("seconds", [])
     memory["seconds"] = [*past, seconds][-int(limits["window"]) :]
-    if len(past) < limits["armed_after"]:
+    if len(past) < limits["armed_after"] or _is_too_short(record, limits):
         return
     usual = statistics.median(past)
     if usual > 0 and seconds > (1 - MARGIN) * limits["factor"] * usual:
@@ -74,7 +85,7 @@ def check_jitter(record: Record, limits: Limits, memory: Memory) -> Iterable[Fin
 def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
     """Time between the end of a step and the next forward: the data is not there."""
     share = metric(record, DATA)
-    if _training_seconds(record) < limits["min_step_seconds"]:
+    if _is_too_short(record, limits):
         return
     if share is None or share <= (1 - MARGIN) * limits["warning"]:
         return
@@ -92,13 +103,6 @@ def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         threshold=limit,
         fading=share <= limits["warning"],
     )
-
-
-def _training_seconds(record: Record) -> float:
-    """Of a step on the median rank, without what is not training."""
-    columns = [record.ranks.get(f"{phase}_seconds") for phase in PHASES if phase != "other"]
-    known = [column for column in columns if column is not None]
-    return float(np.nanmedian(np.sum(known, axis=0))) if known else math.inf
 
 
 def check_straggler(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -173,6 +177,7 @@ RULES = (
             "critical": Threshold(0.8, "share of the rate that is lost: critical"),
             "window": Threshold(20, "observations of the recent median"),
             "armed_after": Threshold(5, "observations before the first judgement"),
+            "min_step_seconds": Threshold(0.01, "shorter steps are not judged"),
         },
         advice=(
             "look at the phases: which one has grown since the last healthy record",
@@ -191,6 +196,7 @@ RULES = (
             "factor": Threshold(2, "times the recent median"),
             "window": Threshold(20, "observations of the recent median"),
             "armed_after": Threshold(5, "observations before the first judgement"),
+            "min_step_seconds": Threshold(0.01, "shorter steps are not judged"),
         },
         advice=(
             "evaluation and checkpoints between two records count here: expect one after each",

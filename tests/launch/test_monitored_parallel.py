@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import about_training
 from trainer_cases import Case, run_cases
 
 import distmon
@@ -67,7 +68,7 @@ def test_a_clean_run_has_the_numbers_of_one_process(
 ) -> None:
     assert cases[mode].code == 0, cases[mode].err
     run, truth = (distmon.read_run(folder / name) for name in (mode, "alone"))
-    assert run.alerts == []
+    assert about_training(run.alerts) == []
     assert run.losses == pytest.approx(truth.losses, rel=1e-5)
     found, expected = table(folder, mode), table(folder, "alone")
     assert found.keys() == expected.keys()
@@ -121,7 +122,7 @@ def test_faults_are_named(
     cases: dict[str, Case],
 ) -> None:
     assert cases[name].code == 0, cases[name].err
-    alerts = distmon.read_run(folder / name).alerts
+    alerts = about_training(distmon.read_run(folder / name).alerts)
     assert {alert["rule"] for alert in alerts} == {rule}
     (alert,) = [each for each in alerts if each["step"] == step]
     assert (alert["ranks"], alert["params"]) == (ranks, params)

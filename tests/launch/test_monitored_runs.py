@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from small_runs import about_training
 from trainer_process import train
 
 import distmon
@@ -13,7 +14,7 @@ INTERVAL = "--monitor.interval=5"
 
 
 def _alerts(folder: Path) -> list[dict[str, object]]:
-    return distmon.read_run(folder / "runs/distmon").alerts
+    return about_training(distmon.read_run(folder / "runs/distmon").alerts)
 
 
 def test_a_clean_run_is_recorded_and_quiet(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_a_clean_run_is_recorded_and_quiet(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == [f"step:{s}/30" for s in range(5, 31, 5)]
     run = distmon.read_run(tmp_path / "runs/distmon")
     assert [r["step"] for r in run.records] == [5, 10, 15, 20, 25, 30]
-    assert run.alerts == []
+    assert about_training(run.alerts) == []
     assert run.problems == ()
     assert run.info["attempts"][0]["world_size"] == 2
     assert run.params.num_rows == 6 * len(run.info["parameters"])
