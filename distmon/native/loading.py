@@ -32,6 +32,7 @@ class NativeModule(Protocol):
         parameters: list[torch.Tensor | None],
         names: list[str | None],
         of_grad: bool,
+        neighbour: torch.Tensor,
         codes: bytes,
         numels: NDArray[np.int64],
         out: NDArray[np.int64],
@@ -41,7 +42,7 @@ class NativeModule(Protocol):
         Row i is about `parameters[i]` or the tensor in its slot `names[i]`; no gradient is
         (0, -1, 1). `codes` has the code of each of torch's 256 possible dtype numbers, signed.
         Returns the rows that it left alone: no parameter given, a tensor without memory of its own,
-        or one that has not the `numels[i]` elements that it should have.
+        or one that has not the `numels[i]` elements that it should have on the neighbour's device.
         """
         ...
 
@@ -183,7 +184,7 @@ def _try_out(module: NativeModule) -> None:
         (False, [plain, alone, holder.held]),
         (True, [plain.grad, None, grad.held]),
     ):
-        if module.read_places(parameters, names, of_grad, numbers, numels, out) != [3]:
+        if module.read_places(parameters, names, of_grad, plain, numbers, numels, out) != [3]:
             raise RuntimeError("it does not read what it should")
         for row, tensor in zip(out, expected, strict=False):
             seen = (0, True) if tensor is None else (tensor.data_ptr(), tensor.is_contiguous())

@@ -8,7 +8,7 @@ PyMethodDef functions[] = {
     {"locate_tensors", locate_tensors, METH_O,
      "locate_tensors([(tensor, tensor._cdata), ...]) -> bool: whether all keep it in one place."},
     {"read_places", read_places, METH_VARARGS,
-     "read_places(parameters, names, of_grad, codes, numels, out) -> list of rows that were not read."},
+     "read_places(parameters, names, of_grad, neighbour, codes, numels, out) -> rows not read."},
     {"take_snapshot", take_snapshot, METH_VARARGS, "Keep the sampled weights as they are now."},
     {"fill_sampled_rows", fill_sampled_rows, METH_VARARGS, "Fill every column of every row."},
     {"fill_exact_columns", fill_exact_columns, METH_VARARGS,

@@ -47,6 +47,21 @@ void ask_for(const void* address, size_t bytes) {
   }
 }
 
+// Whether all its elements lie within its memory. Whoever frees a storage and keeps the tensor, as
+// FSDP does, leaves an address that is no longer one; that of a view does not even look like null.
+bool has_elements(const c10::TensorImpl& tensor) {
+  int64_t last = tensor.storage_offset();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) == 0) {
+      return true;
+    }
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  const auto& storage = tensor.unsafe_storage();
+  const auto room = static_cast<int64_t>(storage.nbytes() / tensor.itemsize());
+  return storage.data() != nullptr && last < room;
+}
+
 void** words_of(PyObject* object) {
   return reinterpret_cast<void**>(object);
 }
@@ -167,8 +182,9 @@ struct Row {
   }
 
   // False when only Python can tell, as for a sparse tensor, a wrapper around others, or one that
-  // does not have the elements that readers will look for.
-  bool write(const signed char* codes, int64_t numel, int64_t* out) const {
+  // does not have the elements that readers will look for where they can read them.
+  bool write(
+      const signed char* codes, int64_t numel, const c10::Device& device, int64_t* out) const {
     if (missing) {
       out[0] = 0;
       out[1] = no_tensor;
@@ -179,11 +195,10 @@ struct Row {
     if (tensor == nullptr || tensor->is_python_dispatch() || !tensor->has_storage()) {
       return false;
     }
-    const void* memory = tensor->data();
-    if (tensor->numel() != numel || (memory == nullptr && numel != 0)) {
+    if (tensor->numel() != numel || tensor->device() != device || !has_elements(*tensor)) {
       return false;
     }
-    out[0] = reinterpret_cast<int64_t>(memory);
+    out[0] = reinterpret_cast<int64_t>(tensor->data());
     out[1] = codes[static_cast<uint8_t>(c10::typeMetaToScalarType(tensor->dtype()))];
     out[2] = tensor->is_contiguous() ? 1 : 0;
     return true;
@@ -193,8 +208,8 @@ struct Row {
 // Fills the rows of one block; False only when Python raised.
 bool read_block(
     PyObject** parameters, PyObject** names, Py_ssize_t first, Py_ssize_t count, bool of_grad,
-    SlotReader& slots, const signed char* codes, const int64_t* numels, int64_t* out,
-    PyObject* unread) {
+    SlotReader& slots, const signed char* codes, const int64_t* numels, const c10::Device& device,
+    int64_t* out, PyObject* unread) {
   Row block[block_rows];
   const auto each = [&](auto step) {
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -223,7 +238,7 @@ bool read_block(
   for (Py_ssize_t i = 0; i < count; ++i) {
     bool written = false;
     try {
-      written = block[i].write(codes, numels[i], out + i * columns);
+      written = block[i].write(codes, numels[i], device, out + i * columns);
     } catch (const std::exception&) {
       // Of a kind that torch refuses to read; Python will say what is wrong with it.
     }
@@ -270,10 +285,10 @@ PyObject* locate_tensors(PyObject*, PyObject* examples) {
 PyObject* read_places(PyObject*, PyObject* arguments) {
   PyObject *parameters, *names;
   int of_grad;
-  PyObject *code_table, *numel_table, *out_table;
+  PyObject *neighbour, *code_table, *numel_table, *out_table;
   if (!PyArg_ParseTuple(
-          arguments, "O!O!pOOO", &PyList_Type, &parameters, &PyList_Type, &names, &of_grad,
-          &code_table, &numel_table, &out_table)) {
+          arguments, "O!O!pOOOO", &PyList_Type, &parameters, &PyList_Type, &names, &of_grad,
+          &neighbour, &code_table, &numel_table, &out_table)) {
     return nullptr;
   }
   const Py_ssize_t rows = PyList_GET_SIZE(parameters);
@@ -292,13 +307,18 @@ PyObject* read_places(PyObject*, PyObject* arguments) {
     PyErr_SetString(PyExc_ValueError, "there must be as many names as parameters");
     return nullptr;
   }
+  const c10::TensorImpl* const example = tensor_of(neighbour);
+  if (example == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "the neighbour must be a tensor");
+    return nullptr;
+  }
   PyObject* unread = PyList_New(0);
   SlotReader slots;
   for (Py_ssize_t first = 0; unread != nullptr && first < rows; first += block_rows) {
     if (!read_block(
             &PyList_GET_ITEM(parameters, first), &PyList_GET_ITEM(names, first), first,
             std::min(block_rows, rows - first), of_grad != 0, slots, codes, numels + first,
-            out + first * columns, unread)) {
+            example->device(), out + first * columns, unread)) {
       Py_CLEAR(unread);
     }
   }

@@ -25,6 +25,7 @@ NOTHING: Final = (0, -1, 1)
 """The place of a gradient that is not there."""
 _UNKNOWN_DTYPE: Final = -2
 _dtype = attrgetter("dtype")
+_device = attrgetter("device")
 _Lists = tuple[list[int], list[torch.dtype | None], list[bool]]
 
 
@@ -58,20 +59,30 @@ class _Reader:
         self._read: Callable[[], torch.Tensor | None] = (
             shard.weight if what == "weight" else shard.grad
         )
-        self._numel = shard.weight().numel()
+        weight = shard.weight()
+        self._numel, self._device = weight.numel(), weight.device
 
     def __call__(self) -> torch.Tensor | None:
-        """The tensor; ValueError when it has not the elements that the plan will look for."""
+        """The tensor; ValueError when it has not the elements that the plan will look for.
+
+        Readers by address would end the process there.
+        """
         tensor = self._read()
         if tensor is None:
             return None
+        about = f"the {self._what} of {self._name}"
         if tensor.numel() != self._numel:
             raise ValueError(
-                f"the {self._what} of {self._name} has {tensor.numel()} elements here, and had "
+                f"{about} has {tensor.numel()} elements here, and the parameter had "
                 f"{self._numel} when the monitor was attached"
             )
-        if self._numel and not tensor.data_ptr():
-            raise ValueError(f"the memory of the {self._what} of {self._name} was freed")
+        if self._numel and tensor.device != self._device:
+            raise ValueError(
+                f"{about} is on {tensor.device}, and the parameter was on {self._device} when the "
+                "monitor was attached"
+            )
+        if self._numel and not _has_elements(tensor):
+            raise ValueError(f"the memory of {about} was freed")
         return tensor
 
 
@@ -80,6 +91,14 @@ def _readers(shards: Sequence[Shard]) -> dict[What, list[_Reader]]:
         "weight": [_Reader("weight", s) for s in shards],
         "grad": [_Reader("grad", s) for s in shards],
     }
+
+
+def _has_elements(tensor: torch.Tensor) -> bool:
+    """Whether all of them lie within its storage, which may have been freed under a view."""
+    last = tensor.storage_offset()
+    last += sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    storage = tensor.untyped_storage()
+    return bool(storage.data_ptr()) and last < storage.nbytes() // tensor.element_size()
 
 
 def place_of(tensor: torch.Tensor | None) -> tuple[int, int, int]:
@@ -104,6 +123,7 @@ class PlacesByNative:
             self._parameters.append(shard.parameters[0] if followed else None)
             self._names.append(name or None)
         self._numels = np.array([s.weight().numel() for s in shards], dtype=np.int64)
+        self._neighbour = torch.empty(0, device=shards[0].weight().device)
         self._now = np.zeros((len(shards), 3), dtype=np.int64)
         self._content: dict[What, bytes] = {}
         self.seen: dict[What, Places] = {
@@ -114,7 +134,13 @@ class PlacesByNative:
     def look(self, what: What) -> bool:
         now, readers = self._now, self._readers[what]
         for row in self._read_places(
-            self._parameters, self._names, what == "grad", self._codes, self._numels, now
+            self._parameters,
+            self._names,
+            what == "grad",
+            self._neighbour,
+            self._codes,
+            self._numels,
+            now,
         ):
             now[row] = place_of(readers[row]())
         # As bytes: after a step of training the code of numpy's comparison is cold, and costs more
@@ -131,10 +157,11 @@ class PlacesByNative:
 
 def _codes_by_number(native: NativeModule) -> bytes:
     """The code of each dtype by the number that torch gives it."""
+    neighbour = torch.empty(1)
     examples: list[torch.Tensor | None] = [torch.empty(1, dtype=d) for d in DTYPE_CODES]
     places = np.zeros((len(examples), 3), dtype=np.int64)
     ones, names = np.ones(len(examples), dtype=np.int64), [None] * len(examples)
-    native.read_places(examples, [*names], False, bytes(range(256)), ones, places)
+    native.read_places(examples, [*names], False, neighbour, bytes(range(256)), ones, places)
     codes = np.full(256, _UNKNOWN_DTYPE, dtype=np.int8)
     codes[places[:, CODE]] = list(DTYPE_CODES.values())
     return codes.tobytes()
@@ -154,7 +181,8 @@ class PlacesByPython:
                 "weight": attrgetter(path[0]) if path[0] else _itself,
                 "grad": attrgetter(path[1]),
             }
-        self._numels = [s.weight().numel() for s in shards]
+        weights = [s.weight() for s in shards]
+        self._numels, self._devices = [w.numel() for w in weights], [w.device for w in weights]
         self._lists: dict[What, _Lists] = {}
         self.seen: dict[What, Places] = {
             "weight": np.zeros((len(shards), 3), dtype=np.int64),
@@ -187,14 +215,18 @@ class PlacesByPython:
                 list(map(_dtype, found)),
                 list(map(torch.Tensor.is_contiguous, found)),
             )
-            whole = list(map(torch.Tensor.numel, found)) == self._numels
+            whole = (
+                list(map(torch.Tensor.numel, found)) == self._numels
+                and list(map(_device, found)) == self._devices
+            )
+            begins = list(map(torch.Tensor.storage_offset, found))
         except (TypeError, AttributeError, RuntimeError):
             whole = False  # one is None or sparse
         if not whole:
             return _lists([read() for read in readers])
-        if 0 in pointers:
-            # Empty, freed, or a wrapper that has no memory of its own.
-            for row in [i for i, pointer in enumerate(pointers) if not pointer]:
+        if 0 in pointers or any(begins):
+            # Empty, freed, a wrapper that has no memory of its own, or a view of what may be freed.
+            for row in [i for i, pointer in enumerate(pointers) if not pointer or begins[i]]:
                 (pointers[row],), (dtypes[row],), (contiguous[row],) = _lists([readers[row]()])
         return lists
 

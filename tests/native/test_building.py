@@ -182,7 +182,7 @@ def test_addresses_of_tensors_are_not_guessed(native: NativeModule) -> None:
         assert not native.locate_tensors([(tensor, 12345)])
         out, numels = np.zeros((1, 3), np.int64), np.array([3])
         with pytest.raises(RuntimeError, match="locate_tensors"):
-            native.read_places([tensor], [None], False, bytes(256), numels, out)
+            native.read_places([tensor], [None], False, tensor, bytes(256), numels, out)
     finally:
         loading._try_out(native)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -203,29 +205,55 @@ def test_a_dtype_that_kernels_cannot_read_is_named_at_every_look(native: NativeM
                 places.look("weight")
 
 
-@pytest.mark.parametrize("what", ["weight", "grad"])
+def _another_size(tensor: torch.Tensor) -> None:
+    tensor.data = torch.empty(0)
+
+
+def _freed(tensor: torch.Tensor) -> None:
+    tensor.untyped_storage().resize_(0)
+
+
+def _freed_under_a_view(tensor: torch.Tensor) -> None:
+    """Its address is now a small number, not null."""
+    tensor.data = torch.ones(60)[50:56]
+    tensor.untyped_storage().resize_(0)
+
+
+def _cut_short(tensor: torch.Tensor) -> None:
+    tensor.data = torch.ones(13)[1::2]
+    tensor.untyped_storage().resize_(4 * 11)
+
+
+def _elsewhere(tensor: torch.Tensor) -> None:
+    """A gradient is always where its weight is."""
+    tensor.grad = None
+    torch.utils.swap_tensors(tensor, torch.nn.Parameter(torch.empty(6, device="meta")))
+
+
+_TROUBLES = [_another_size, _freed, _freed_under_a_view, _cut_short]
+
+
+@pytest.mark.parametrize(
+    ("what", "trouble"), [*product(["weight", "grad"], _TROUBLES), ("weight", _elsewhere)]
+)
 def test_a_tensor_that_lost_its_elements_is_named_at_every_look(
-    what: str, native: NativeModule
+    what: Literal["weight", "grad"], trouble: Callable[[torch.Tensor], None], native: NativeModule
 ) -> None:
     """Whoever reads by address would read what is not there."""
-    for trouble in ("another size", "freed"):
-        parameters = [torch.nn.Parameter(torch.randn(6)) for _ in range(3)]
-        shards = [plain_shard(f"p{i}", p) for i, p in enumerate(parameters)]
-        for parameter in parameters:
-            parameter.grad = torch.ones(6)
-        every = (PlacesByPython(shards), PlacesByNative(shards, native))
-        for places in every:
-            assert places.look(what)
-        broken = parameters[1] if what == "weight" else parameters[1].grad
-        assert broken is not None
-        if trouble == "freed":
-            broken.untyped_storage().resize_(0)
-        else:
-            broken.data = torch.empty(0)
-        for places in every:
-            for _ in range(2):
-                with pytest.raises(ValueError, match=f"the {what} of p1"):
-                    places.look(what)
+    parameters = [torch.nn.Parameter(torch.randn(6)) for _ in range(3)]
+    shards = [plain_shard(f"p{i}", p) for i, p in enumerate(parameters)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(6)
+    by_python, by_native = PlacesByPython(shards), PlacesByNative(shards, native)
+    for places in (by_python, by_native):
+        assert places.look(what)
+    broken = parameters[1] if what == "weight" else parameters[1].grad
+    assert broken is not None
+    trouble(broken)
+    for places in (by_python, by_native):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"the {what} of p1"):
+                places.look(what)
 
 
 def test_what_is_no_tensor_is_left_to_python(native: NativeModule) -> None:
@@ -233,16 +261,19 @@ def test_what_is_no_tensor_is_left_to_python(native: NativeModule) -> None:
     tensor = torch.ones(3)
     given = [tensor, "no tensor", tensor]
     sizes = np.array([3, 3, 3])
-    unread = native.read_places(given, [None, None, "no_such_slot"], False, bytes(256), sizes, out)
+    names = [None, None, "no_such_slot"]
+    unread = native.read_places(given, names, False, tensor, bytes(256), sizes, out)
     assert unread == [1, 2]
     assert tuple(out[0]) == (tensor.data_ptr(), 0, 1)
     assert (out[1:] == 7).all()
     for wrong in (
-        ([tensor], [], False, bytes(256), sizes[:1], out[:1]),
-        ([tensor], [None], False, bytes(3), sizes[:1], out[:1]),
-        ([tensor], [None], False, bytes(256), sizes, out[:1]),
-        ([tensor], [None], False, bytes(256), sizes[:1], out),
-        ([tensor], [None], False, bytes(256), sizes[:1].astype(np.int32), out[:1]),
+        ([tensor], [], False, tensor, bytes(256), sizes[:1], out[:1]),
+        ([tensor], [None], False, tensor, bytes(3), sizes[:1], out[:1]),
+        ([tensor], [None], False, tensor, bytes(256), sizes, out[:1]),
+        ([tensor], [None], False, tensor, bytes(256), sizes[:1], out),
+        ([tensor], [None], False, tensor, bytes(256), sizes[:1].astype(np.int32), out[:1]),
     ):
         with pytest.raises(ValueError, match="must"):
             native.read_places(*wrong)
+    with pytest.raises(TypeError, match="must be a tensor"):
+        native.read_places([tensor], [None], False, "none", bytes(256), sizes[:1], out[:1])
