@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class PendingEvaluations:
         self._waiting: deque[tuple[int, float, Arriving, Arriving]] = deque(
             maxlen=PENDING_EVALUATIONS
         )
+        self._sent: list[tuple[int, float, float, float]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -40,15 +41,34 @@ class PendingEvaluations:
         self._waiting.append((max(1, step), number, Arriving(given), Arriving(val_loss)))
 
     def take(self) -> dict[str, float]:
-        """As telemetry of this rank; they wait no longer."""
+        """As telemetry of this rank; they wait no longer, and are on their way until `arrived`."""
+        self._sent = self._read()
+        self._waiting.clear()
         slots: dict[str, float] = {}
-        for i, (step, epoch, train_loss, val_loss) in enumerate(self._waiting):
+        for i, (step, epoch, train_loss, val_loss) in enumerate(self._sent):
             slots[f"eval{i}_step"] = float(step)
             slots[f"eval{i}_epoch"] = epoch
-            slots[f"eval{i}_train_loss"] = train_loss.read()
-            slots[f"eval{i}_val_loss"] = val_loss.read()
-        self._waiting.clear()
+            slots[f"eval{i}_train_loss"] = train_loss
+            slots[f"eval{i}_val_loss"] = val_loss
         return slots
+
+    def arrived(self) -> None:
+        """What was taken is in a record now."""
+        self._sent = []
+
+    def to_list(self) -> list[list[float | None]]:
+        """What no record has yet, for a checkpoint. Waits for the device."""
+        rows = [*self._sent, *self._read()]
+        return [[None if math.isnan(value) else value for value in row] for row in rows]
+
+    def restore(self, rows: Sequence[Sequence[float | None]]) -> None:
+        """Put back what `to_list` gave. On every rank alike, so that their mean is what it was."""
+        self._waiting.clear()
+        for step, epoch, train_loss, val_loss in rows:
+            self.add(int(step or 0), epoch, train_loss, math.nan if val_loss is None else val_loss)
+
+    def _read(self) -> list[tuple[int, float, float, float]]:
+        return [(step, epoch, a.read(), b.read()) for step, epoch, a, b in self._waiting]
 
 
 class EvaluationHistory:

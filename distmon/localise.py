@@ -75,6 +75,8 @@ def find_desync(ranks: Mapping[str, Column]) -> Split | None:
     the side of the lowest rank is believed.
     """
     failed = ranks["failed"] != 0
+    if len(failed) == 1:
+        return None
     keys = np.stack([ranks[f"region_key{i}"] for i in range(REPLICA_CLASSES)], 1)
     sums = np.stack([ranks[f"checksum{i}"] for i in range(REPLICA_CLASSES)], 1)
     for key in dict.fromkeys(keys[~failed].flatten().tolist()):

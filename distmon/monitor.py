@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from distmon.actions import AlertCall, Callbacks, TrainingStopped, first_match
 from distmon.alert import Alert
@@ -18,16 +17,18 @@ from distmon.budget import Budget
 from distmon.config import ActionsConfig
 from distmon.errors import CollectiveError
 from distmon.evaluations import PendingEvaluations
+from distmon.judging import Judge
 from distmon.losses import Number, host_value
 from distmon.observer import Observer
 from distmon.ownership import scaler_verdict
 from distmon.record import Record
-from distmon.reduce import Ranks
+from distmon.recording import Recorder
+from distmon.reduce import Ranks, minority
 from distmon.reporter import Reporter
 from distmon.rules import RuleEngine
 from distmon.rules.nonfinite import at_once
 from distmon.signals import GRAD_NORM, LOSS, Evidence, SignalWatch
-from distmon.telemetry.phases import mark_forward
+from distmon.telemetry.marks import Removable, mark_phases
 from distmon.telemetry.rank_row import RankTelemetry
 from distmon.telemetry.utilization import Utilization
 
@@ -49,6 +50,7 @@ class Monitor:
         *,
         interval: int,
         observer: Observer,
+        recorder: Recorder,
         watch: SignalWatch,
         rules: RuleEngine,
         ranks: Ranks,
@@ -64,6 +66,8 @@ class Monitor:
     ) -> None:
         self._interval = interval
         self._observer = observer
+        self._recorder = recorder
+        self._judge = Judge(recorder, rules, reporter)
         self._watch = watch
         self._rules = rules
         self._ranks = ranks
@@ -100,15 +104,18 @@ class Monitor:
         self._shown: Evidence | None = None
         self._lr_then: float | None = None
         self._known_bad = False
-        self.last_record: Record | None = None
-        """The newest record; the same on every rank."""
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Removable] = []
         self._watch_next_backward()
 
     @property
     def utilization(self) -> Utilization:
         """What MFU is computed from."""
-        return self._observer.utilization
+        return self._recorder.utilization
+
+    @property
+    def last_record(self) -> Record | None:
+        """The newest record; the same on every rank. Waits a moment when it is being made."""
+        return self._judge.newest_record
 
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
@@ -121,7 +128,7 @@ class Monitor:
     def install_forward_marks(self, models: Iterable[torch.nn.Module]) -> None:
         """Let the calls of the whole model tell where forward begins and ends."""
         for model in models:
-            self._handles += mark_forward(model, self._telemetry.phases)
+            self._handles += mark_phases(model, self._telemetry.phases)
 
     # -- what the training loop calls ------------------------------------------------------------
 
@@ -132,7 +139,7 @@ class Monitor:
         are meant.
         """
         self._telemetry.phases.enter("optimizer")
-        self._observer.utilization.end_backward()
+        self._recorder.utilization.end_backward()
         if self._completed + self._stride < self._next or self._closed:
             return
         if _contains(self._snapshots, optimizer):
@@ -210,8 +217,8 @@ class Monitor:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """`with monitor.phase("data"): batch = next(loader)`: say what the time is spent on.
 
-        One of data, forward, backward, optimizer, other. Without it the hooks on model and
-        optimizer tell, and everything between two steps counts as data.
+        One of data, forward, backward, communication, optimizer, other. Without it the hooks on
+        model and optimizer tell, and everything between two steps counts as data.
         """
         return self._telemetry.phases.told(name)
 
@@ -238,7 +245,7 @@ class Monitor:
             self._advance(None if step is None else int(step))
             spent = host_value(tokens) if tokens is not None else 0.0
             self._telemetry.step_done(spent, host_value(samples) if samples is not None else 0.0)
-            self._observer.utilization.end_step(spent)
+            self._recorder.utilization.end_step(spent)
             if lr is not None:
                 self._lr = host_value(lr)
             self._after_every_step(loss, grad_norm)
@@ -247,13 +254,15 @@ class Monitor:
             return
         except Exception as error:
             self._fault("step", error, spoils_observation=False)
-        if self._completed >= self._next:
+        observed = self._completed >= self._next
+        self._conclude()
+        if observed:
             self._observe()
         if self._started is not None and self._completed >= self._started + self._lag:
-            self._collect()
+            self._pick_up()
         self._snapshots, self._ran = [], False
         self._watch_next_backward()
-        self._observer.utilization.begin_step()
+        self._recorder.utilization.begin_step()
         self._telemetry.phases.step_done(self._completed + self._stride, self._next)
         self._seconds += self._now() - begin
         if self._stopped_by is not None:
@@ -261,18 +270,20 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: step, loss average, rule states. Plain values, small, and
-        independent of the number of ranks; any rank's will do. The losses since the last
-        observation are this rank's own, so they weigh in the average as if all ranks had them."""
+        independent of the number of ranks; any rank's will do. The losses and evaluations since
+        the last observation are this rank's own, and count as if all ranks had them."""
+        self._judge.settle()
         in_flight = [] if self._started is None else self._observer.losses_in_flight()
         return {
             "version": _STATE_VERSION,
             "step": self._completed,
-            "loss_ema": self._observer.ema.value,
+            "loss_ema": self._recorder.ema.value,
             "losses": [*in_flight, *self._observer.ring.to_list()],
             "rules": self._rules.state_dict(),
             "known_bad": self._known_bad,
-            "evaluations": self._observer.evaluations.state_dict(),
-            "gain": [*self._observer.gain.values],
+            "evaluations": self._recorder.evaluations.state_dict(),
+            "pending_evaluations": self._evaluations.to_list(),
+            "gain": [*self._recorder.gain.values],
             "stretch": self._budget.multiple,
         }
 
@@ -283,24 +294,26 @@ class Monitor:
         """
         if not state:
             return
+        self._judge.settle()
         self._completed = int(state["step"])
         if (interval := self._budget.resume(int(state.get("stretch", 1)))) != self._interval:
             self._interval = interval
             self._observer.resize(interval)
         self._next = self._next_after(self._completed)
-        self._observer.ema.value = state["loss_ema"]
+        self._recorder.ema.value = state["loss_ema"]
         losses = [(int(step), float(loss)) for step, loss in state["losses"]]
         # What no longer fits before the next observation goes into the average right away.
         room = self._interval - (self._next - self._completed)
         kept = losses[len(losses) - min(room, len(losses)) :]
         for _, loss in losses[: len(losses) - len(kept)]:
-            self._observer.ema.update(loss)
+            self._recorder.ema.update(loss)
         self._observer.ring.restore(kept)
         self._rules.load_state_dict(state["rules"])
         self._known_bad = bool(state["known_bad"])
         if "evaluations" in state:
-            self._observer.evaluations.load_state_dict(state["evaluations"])
-        self._observer.gain.restore(state.get("gain", ()))
+            self._recorder.evaluations.load_state_dict(state["evaluations"])
+        self._evaluations.restore(state.get("pending_evaluations", ()))
+        self._recorder.gain.restore(state.get("gain", ()))
         self._watch_next_backward()
 
     def close(self) -> None:
@@ -310,8 +323,10 @@ class Monitor:
         """
         if self._closed:
             return
+        self._conclude()
         if self._started is not None:
-            self._collect(search=False)
+            self._pick_up(search=False)
+        self._conclude()
         if len(self._evaluations) and self._reporter is not None:
             self._tell_late(self._reporter)
         self._closed = True
@@ -319,7 +334,9 @@ class Monitor:
             handle.remove()
         self._handles = []
         self._observer.flow.remove()
+        self._judge.close()
         self._telemetry.close()
+        self.utilization.end_backward()
         try:
             if self._reporter is not None:
                 self._reporter.close()
@@ -358,7 +375,7 @@ class Monitor:
     def _agree_on_start(self) -> None:
         mine = torch.tensor([self._completed], device=self._observer.plan.device)
         starts = self._ranks.sum_by_rank(mine).flatten().tolist()
-        others = self._ranks.minority(starts)
+        others = minority(starts)
         if others:
             raise CollectiveError(
                 f"rank {', '.join(map(str, others))} goes on from another step than the others "
@@ -404,14 +421,16 @@ class Monitor:
 
     def _measure(self, optimizer: Optimizer | None, ran: bool) -> None:
         try:
-            self._observer.measure(optimizer, ran)
+            self._judge.settle()  # long done, unless steps are very short
+            self._observer.measure(optimizer, ran, self._recorder.suspects)
         except Exception as error:
             self._fault("measure", error)
 
     def _observe(self) -> None:
         """Enter the collectives, on every rank, whatever happened here."""
         if self._started is not None:
-            self._collect()
+            self._pick_up()
+            self._conclude()
         if self._closed:
             return
         self._measure(None, ran=False)  # what no optimizer has stepped
@@ -436,25 +455,36 @@ class Monitor:
         except CollectiveError as problem:
             self._give_up(problem)
 
-    def _collect(self, search: bool = True) -> None:
-        """Pick up the record of the last observation, judge it, hand it to the sinks."""
+    def _pick_up(self, search: bool = True) -> None:
+        """Take what the last observation has found, and let it be judged meanwhile."""
         step, self._started = self._started, None
         assert step is not None
         try:
-            record = self._observer.finish(step, self._shown, self._lr_then, search)
+            found = self._observer.finish(step, self._shown, self._lr_then, search)
+            self._evaluations.arrived()
             if self._watch.evidence is self._shown:
                 self._watch.evidence = None
-            self._known_bad = record.has_nonfinite
+            self._known_bad = found.has_nonfinite
             if self._known_bad:
                 self._watch.rest()
-            self.last_record = record
-            alerts, failures = self._rules.evaluate(record)
-            for rule, error in failures.items():
+            self._judge.begin(found)
+            if self._actions.stop or self._actions.checkpoint:
+                self._conclude()  # whoever wants to act waits for the judgement
+        except CollectiveError as error:
+            self._give_up(error)
+        except Exception as error:
+            self._fault("record", error, spoils_observation=False)
+
+    def _conclude(self) -> None:
+        """Do what follows from the judgement, if one was begun; on every rank at the same step."""
+        if not self._judge.pending:
+            return
+        try:
+            judgement = self._judge.take()
+            for rule, error in judgement.failures.items():
                 self._fault(f"rule {rule}", error, spoils_observation=False)
-            if self._reporter is not None:
-                self._reporter.post(record, alerts)
-            self._act(alerts)
-            self._keep_to_budget(record)
+            self._act(judgement.alerts)
+            self._keep_to_budget(judgement.record)
         except CollectiveError as error:
             self._give_up(error)
         except Exception as error:
@@ -464,7 +494,8 @@ class Monitor:
         """Judge the evaluations that no observation has followed; nobody acts on them any more."""
         try:
             told = self._evaluations.take()
-            record = self._observer.late_record(self._completed, told, self._lr)
+            record = self._recorder.late_record(self._completed, told, self._lr)
+            self._evaluations.arrived()
             alerts, _ = self._rules.evaluate(record)
             reporter.post(record, alerts)
         except Exception as error:
@@ -506,6 +537,7 @@ class Monitor:
         stopped = TrainingStopped(alert)
         if self._reporter is not None:
             log.warning("training is %s", stopped)
+            self._judge.settle()
             self._reporter.close()
         with suppress(CollectiveError):
             self._ranks.meet(self._observer.plan.device)

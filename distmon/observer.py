@@ -1,4 +1,4 @@
-"""One observation from beginning to end: snapshot, measure, reduce, record."""
+"""The part of an observation that touches tensors and ranks: snapshot, measure, reduce, search."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ import torch
 
 from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.config import MonitorConfig
-from distmon.derive import Sampling, moments, param_table, run_metrics, suspects
+from distmon.derive import Sampling
 from distmon.device_marks import to_device
-from distmon.evaluations import EvaluationHistory, evaluation_metrics
-from distmon.flow import BackwardNorms, GainWindow, flow_table
+from distmon.flow import BackwardNorms
 from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
-from distmon.losses import LossEma, LossRing
-from distmon.metrics import RANK_METRICS, REPLICA_CLASSES
+from distmon.losses import LossRing
+from distmon.metrics import REPLICA_CLASSES
 from distmon.ownership import OWNERSHIP_COLUMNS, Ownership, scaler_verdict
 from distmon.probe import Rows, choose_probe
 from distmon.probe.added_gradients import AddedGradients
 from distmon.probe.exact import nonfinite_counts
 from distmon.probe.torch_twin import odd_multipliers
-from distmon.record import Desync, NonFinite, ParamTable, Record
+from distmon.record import Desync, NonFinite
+from distmon.recording import Observation
 from distmon.reduce import SLOT_SIZE, Buffers, Ranks, Reduced
 from distmon.sampling import build_plan, hash48
 from distmon.signals import Evidence
-from distmon.tasks import TaskGradients, task_metrics
-from distmon.telemetry.summary import run_summary
-from distmon.telemetry.utilization import Utilization
+from distmon.tasks import TaskGradients
 
 DEFAULT_SAMPLE = 1024
 _MAY_DIFFER = {"run_dir", "sinks", "wandb", "queue_size", "total_steps", "param_tags"}
@@ -51,20 +49,17 @@ class Observer:
         ownership: Ownership,
         ranks: Ranks,
         config: MonitorConfig,
-        frozen_ratio: float,
         flow: BackwardNorms,
-        hosts: tuple[str, ...] = (),
     ) -> None:
         self._shards = shards
         self._ownership = ownership
         self._ranks = ranks
         self._config = config
-        self._frozen_ratio = frozen_ratio
         exact = config.sample_size == "exact"
         size = DEFAULT_SAMPLE if config.sample_size == "exact" else config.sample_size
         device = shards[0].weight().device
         self.plan = build_plan(shards, size, config.seed, device, exact)
-        self._sampling = Sampling.describe(
+        self.sampling = Sampling.describe(
             self.plan.names,
             self.plan.samples,
             [len(s.global_shape) for s in shards],
@@ -74,20 +69,16 @@ class Observer:
         self._probe = choose_probe(config.backend, self.plan, shards, exact)
         self._added = AddedGradients(self.plan, shards)
         self.flow = flow
-        self.gain = GainWindow(config.flow.window, flow.blocks.longest)
         self._buffers = self._make_buffers(config.interval)
         self.ring = LossRing(config.interval, device)
-        self.ema = LossEma(config.ema_decay)
-        self.evaluations = EvaluationHistory()
         self.tasks = TaskGradients(shards, config.seed, ranks)
-        self._suspects: list[int] = []
         self._steps: list[int] = []
-        self._filled: set[int] = set()
+        self._everything = frozenset(range(len(shards)))
+        self._filled: frozenset[int] = frozenset()
+        self._all_applied = torch.ones(len(shards), dtype=torch.float64, device=device)
         self._owner_columns = ownership.columns()
         self._row_multipliers = odd_multipliers(len(shards), device)
         self._side: Rows | None = None
-        self._hosts = hosts
-        self.utilization = Utilization()
 
     def _make_buffers(self, loss_slots: int) -> Buffers:
         return Buffers(
@@ -105,7 +96,8 @@ class Observer:
         kept = self.ring.to_list()
         self.ring = LossRing(interval, self.plan.device)
         self.ring.restore(kept[-interval:])
-        self._buffers = self._make_buffers(interval)
+        old, self._buffers = self._buffers, self._make_buffers(interval)
+        self._buffers.take_rows(old)
 
     @property
     def collective_bytes(self) -> int:
@@ -116,7 +108,7 @@ class Observer:
     def agreement(self) -> dict[str, int]:
         """What must be equal on all ranks, each as 48 bits: what is sampled, sent and decided."""
         settings = self._config.model_dump_json(exclude=_MAY_DIFFER)
-        trainable = self._sampling.trainable.tolist()
+        trainable = self.sampling.trainable.tolist()
         sent = (SLOT_SIZE, SUM_COLUMNS, MAX_COLUMNS, self._added.rows)
         texts = (
             f"{metadata.version('distmon')}{sent}",
@@ -129,39 +121,55 @@ class Observer:
         """Just before an optimizer step."""
         self._probe.snapshot()
 
-    def measure(self, optimizer: torch.optim.Optimizer | None, ran: bool) -> None:
+    def measure(
+        self, optimizer: torch.optim.Optimizer | None, ran: bool, suspects: Sequence[int] = ()
+    ) -> None:
         """Fill the rows that `optimizer` has just stepped, while their gradients still exist.
 
         None means all rows that are not filled yet; without `ran` their gradients and updates
-        count as not measured.
+        count as not measured. Of `suspects` the whole gradient is read.
         """
         if not self._filled:
             self._buffers.addends.zero_()
             self._owner_columns = self._ownership.columns()  # before a scheduler changes the lr
-        everything = set(range(len(self._shards)))
-        mine = everything if optimizer is None else self._ownership.rows_of(optimizer)
-        if optimizer is not None and not self._filled:
-            mine = mine | self._ownership.unowned()
-        mine = mine - self._filled
+        mine = self._rows_to_fill(optimizer)
         if not mine:
             return
-        applied = torch.zeros(len(everything), dtype=torch.float64)
-        if ran:
-            applied[sorted(mine)] = 1
-        applied = to_device(applied, self.plan.device)
+        applied = self._applied(mine if ran else frozenset())
         verdict = scaler_verdict(optimizer)
         if verdict is not None:
             applied = applied * (1 - verdict.to(applied).reshape(()))
-        suspected = [i for i in self._suspects if i in mine]
-        if mine == everything:
+        suspected = [i for i in suspects if i in mine]
+        if mine == self._everything:
             self._probe.measure(self._buffers.rows, applied)
             self._probe.read_whole_gradients(self._buffers.rows, suspected)
         else:
             self._measure_some(mine, applied, suspected)
         self._added.move(self._buffers.rows, self._buffers.addends, applied, mine)
+        for row in self._probe.without_grad:
+            if row in mine and self._shards[row].grad_is_unreadable():
+                self._buffers.rows.sums[row, SUM["g_unreadable"]] = 1.0
         self._filled |= mine
 
-    def _measure_some(self, mine: set[int], applied: torch.Tensor, suspected: list[int]) -> None:
+    def _rows_to_fill(self, optimizer: torch.optim.Optimizer | None) -> frozenset[int]:
+        if optimizer is None:
+            return self._everything - self._filled if self._filled else self._everything
+        mine = self._ownership.rows_of(optimizer)
+        if not self._filled:
+            mine = mine | self._ownership.unowned()
+        return frozenset(mine - self._filled)
+
+    def _applied(self, rows: frozenset[int]) -> torch.Tensor:
+        """1 for each of these rows, on the device."""
+        if rows == self._everything:
+            return self._all_applied
+        applied = torch.zeros(len(self._shards), dtype=torch.float64)
+        applied[sorted(rows)] = 1
+        return to_device(applied, self.plan.device)
+
+    def _measure_some(
+        self, mine: frozenset[int], applied: torch.Tensor, suspected: list[int]
+    ) -> None:
         """Several optimizers: a probe reads all rows, so those of one are taken out of its own."""
         if self._side is None:
             self._side = Rows.like(self._buffers.rows)
@@ -187,15 +195,14 @@ class Observer:
         if error:
             self._buffers.clear()
             self._buffers.put_telemetry({**identity, "failed": 1.0}, None, error)
-        self._filled = set()
+        self._filled = frozenset()
         self._buffers.start()
 
     def _fill_buffers(
         self, telemetry: Mapping[str, float], values: torch.Tensor, given: torch.Tensor
     ) -> None:
         owners = to_device(self._owner_columns, self.plan.device)
-        for i, name in enumerate(OWNERSHIP_COLUMNS):
-            self._buffers.rows.sums[:, SUM[name]] = owners[:, i]
+        self._buffers.rows.sums[:, : len(OWNERSHIP_COLUMNS)] = owners
         self._buffers.put_telemetry(telemetry, self._checksums(), "")
         self._buffers.put_losses(values, given)
         self.flow.send(self._buffers.blocks)
@@ -218,17 +225,12 @@ class Observer:
 
     def losses_in_flight(self) -> list[tuple[int, float]]:
         """The losses of an observation that was started and not finished. Waits for the device."""
-        reduced = self._buffers.finish(len(self._steps))
-        return self._losses(reduced)
-
-    def _losses(self, reduced: Reduced) -> list[tuple[int, float]]:
-        given = np.flatnonzero(reduced.loss_given)
-        return [(self._steps[i], float(reduced.losses[i])) for i in given]
+        return self._buffers.finish(len(self._steps)).losses_by_step(self._steps)
 
     def finish(
         self, step: int, evidence: Evidence | None, lr: float | None, search: bool = True
-    ) -> Record:
-        """The record of the observation that was started at `step`.
+    ) -> Observation:
+        """What the observation that was started at `step` has found, with nothing derived yet.
 
         `evidence` is this rank's own. The searches are collective; every rank decides on them from
         the same reduced numbers and nothing else, and `search=False` leaves them out.
@@ -241,73 +243,15 @@ class Observer:
             nonfinite = self._locate_nonfinite(reduced, step, evidence)
             desync = self._locate_desync(reduced)
             tasks = self.tasks.norms(reduced.ranks["task_key"].tolist())
-        estimates = moments(reduced, self._sampling)
-        table = param_table(
-            reduced, estimates, self._sampling, self._config.eps, self._frozen_ratio
-        )
-        self._suspects = suspects(table, self._sampling, self._frozen_ratio)
-        metrics = run_metrics(reduced, estimates, table, self._sampling, self._config.topk)
-        losses = dict(self._losses(reduced))
-        averages: dict[int, float] = {}
-        for at, loss in losses.items():
-            value = self.ema.update(loss)
-            if value is not None:
-                averages[at] = value
-        if losses:
-            metrics["train/step_loss"] = [*losses.values()][-1]
-        if averages:
-            metrics["train/step_loss_ema"] = [*averages.values()][-1]
-        metrics["train/lr"] = float(table.columns["lr"][0]) if lr is None else lr
-        evaluations = self.evaluations.receive(reduced.ranks, self.ema.value)
-        if evaluations:
-            metrics |= evaluation_metrics(evaluations[-1])
-        metrics |= task_metrics(tasks)
-        applied = bool(reduced.sums[:, SUM["u_count"]].any())
-        flow = None
-        # Without a rank it would be the gain of a part of the batch; what a scaler skips is noise.
-        if applied and not reduced.ranks["failed"].any():
-            flow = flow_table(self.flow.blocks.names, reduced.blocks)
-        metrics |= self.gain.metrics(flow)
-        norms = reduced.ranks["shown_norm"][reduced.ranks["failed"] == 0]
-        if (norms != -1).any():
-            metrics["train/unclipped_grad_norm"] = float(norms[norms != -1].max())
-        metrics |= self._performance(reduced)
-        return Record(
+        return Observation(
             step=step,
-            time=float(reduced.ranks["time"][0]),
-            world_size=self._ranks.size,
-            metrics=metrics,
-            params=table,
-            ranks={n: row for n, row in reduced.ranks.items() if not np.isnan(row).all()},
-            hosts=self._hosts,
-            losses=losses,
-            loss_ema=averages,
-            applied=applied,
-            flow=flow,
-            evaluations=evaluations,
-            tasks=tasks,
+            reduced=reduced,
+            losses=dict(reduced.losses_by_step(self._steps)),
+            lr=lr,
+            nbytes=self.collective_bytes,
             nonfinite=nonfinite,
             desync=desync,
-            faults=self._faults(reduced, step),
-        )
-
-    def late_record(self, step: int, told: Mapping[str, float], lr: float | None) -> Record:
-        """What this rank was told after the last observation, as a record; enters no collective."""
-        slots = {m.name: np.array([told.get(m.name, 0.0)]) for m in RANK_METRICS}
-        evaluations = self.evaluations.receive(slots, self.ema.value)
-        return Record(
-            step=step,
-            time=time.time(),
-            world_size=self._ranks.size,
-            metrics={
-                **(evaluation_metrics(evaluations[-1]) if evaluations else {}),
-                **({} if lr is None else {"train/lr": lr}),
-            },
-            params=ParamTable.empty(),
-            ranks={},
-            applied=False,
-            evaluations=evaluations,
-            partial=True,
+            tasks=tasks,
         )
 
     def _locate_nonfinite(
@@ -344,24 +288,3 @@ class Observer:
         if found is None:
             return None
         return locate_desync(self._ranks, self.plan, self._probe.row_checksums, found)
-
-    def _performance(self, reduced: Reduced) -> dict[str, float]:
-        metrics = {
-            "train/skipped_steps": float(reduced.ranks["skipped_steps"].max()),
-            "performance/monitor_seconds": float(reduced.ranks["monitor_seconds"].max()),
-            "performance/monitor_bytes": float(self.collective_bytes),
-            "performance/monitor_collectives": 2.0 if self._ranks.together else 0.0,
-            **run_summary(reduced.ranks),
-        }
-        return metrics | self.utilization.metrics(metrics, self._ranks.size)
-
-    def _faults(self, reduced: Reduced, step: int) -> tuple[str, ...]:
-        faults = [f"rank {r} could not observe step {step}: {t}" for r, t in reduced.errors.items()]
-        for what, words in (
-            ("step", "counts steps differently"),
-            ("plan_hash", "samples other elements"),
-            ("task_key", "measured other tasks, or on other parameters"),
-        ):
-            others = self._ranks.minority(reduced.ranks[what].tolist())
-            faults += [f"rank {r} {words}" for r in others]
-        return tuple(faults)

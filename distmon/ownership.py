@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from csrc_triton.row_layout import SUM_COLUMNS
 from distmon.errors import LayoutError
 from distmon.layout import Shard
 from distmon.losses import host_value, on_host
 
-OWNERSHIP_COLUMNS = ("holders", "requires_grad", "in_optimizer", "lr", "g_unreadable")
+OWNERSHIP_COLUMNS = SUM_COLUMNS[:4]
+"""Holders, requires_grad, in_optimizer and lr: what is known without reading a tensor."""
 
 
 class Ownership:
@@ -35,6 +39,9 @@ class Ownership:
         for i, shard in enumerate(shards):
             for p in shard.parameters:
                 self._held.setdefault(id(p), []).append(i)
+        self._requires_grad = [shard.requires_grad for shard in shards]
+        self._holds = np.array([bool(shard.parameters) for shard in shards])
+        self._found: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
         for optimizer in optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise LayoutError(
@@ -49,33 +56,41 @@ class Ownership:
                 )
 
     def columns(self) -> torch.Tensor:
-        """float64 [parameters, 5] on the host, in the order of OWNERSHIP_COLUMNS."""
+        """float64 [parameters, 4] on the host, in the order of OWNERSHIP_COLUMNS."""
         table = torch.zeros((len(self._shards), len(OWNERSHIP_COLUMNS)), dtype=torch.float64)
         numbers = table.numpy()
-        numbers[:, 0] = [bool(shard.parameters) for shard in self._shards]
-        numbers[:, 1] = [bool(s.parameters) and s.requires_grad() for s in self._shards]
+        numbers[:, 0] = self._holds
+        numbers[:, 1] = [requires_grad() for requires_grad in self._requires_grad]
+        numbers[:, 1] *= self._holds
         for group in self._groups():
             lr = group.get("lr", float("nan"))
-            value = host_value(lr) if on_host(lr) else float("nan")
-            for row in self._rows(group["params"]):
-                numbers[row, 2:4] = 1, value
-        numbers[:, 4] = [shard.grad_is_unreadable() for shard in self._shards]
+            rows = self._rows(group["params"])
+            numbers[rows, 2] = 1
+            numbers[rows, 3] = host_value(lr) if on_host(lr) else float("nan")
         return table
 
     def rows_of(self, optimizer: torch.optim.Optimizer) -> set[int]:
         """The parameters that this optimizer steps, according to its param groups now."""
-        return {row for group in optimizer.param_groups for row in self._rows(group["params"])}
+        return {
+            row for group in optimizer.param_groups for row in self._rows(group["params"]).tolist()
+        }
 
     def unowned(self) -> set[int]:
         """The parameters that no optimizer owns."""
-        owned = (self._rows(group["params"]) for group in self._groups())
+        owned = (self._rows(group["params"]).tolist() for group in self._groups())
         return set(range(len(self._shards))).difference(*owned)
 
     def _groups_of_optimizers(self) -> Iterable[Mapping[str, Any]]:
         return (group for optimizer in self.optimizers for group in optimizer.param_groups)
 
-    def _rows(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        return [row for p in tensors for row in self._held.get(id(p), ())]
+    def _rows(self, tensors: Sequence[torch.Tensor]) -> NDArray[np.int64]:
+        """Where the tensors of a param group are in the table; searched again when they change."""
+        ids = [*map(id, tensors)]
+        known = self._found.get(id(tensors))
+        if known is None or known[0] != ids:
+            rows = np.array([row for i in ids for row in self._held.get(i, ())], dtype=np.int64)
+            known = self._found[id(tensors)] = (ids, rows)
+        return known[1]
 
 
 def scaler_verdict(optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:

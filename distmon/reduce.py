@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -141,17 +142,12 @@ class Ranks:
                 f"rank {', '.join(unready)} could not attach; its own message says why"
             )
         for name, hashes in zip(what, table[1:], strict=True):
-            if others := self.minority(hashes):
+            if others := minority(hashes):
                 raise PlanMismatchError(
                     f"rank {', '.join(map(str, others))} would observe with other {name} than the "
                     f"other {self.size - len(others)} ranks; every rank must attach the same model "
                     "with the same config and version"
                 )
-
-    def minority(self, values: Sequence[float]) -> list[int]:
-        """Ranks whose value is not the most frequent one; with a tie the lowest rank's counts."""
-        most = max(values, key=lambda v: (values.count(v), -values.index(v)))
-        return [rank for rank, value in enumerate(values) if value != most]
 
     def close(self) -> None:
         """Give the process group back; harmless when the default group is already gone."""
@@ -191,6 +187,10 @@ class Reduced:
     """The sums that `AddedGradients` asked for."""
     blocks: Floats
     """The sums that `BackwardNorms` asked for."""
+
+    def losses_by_step(self, steps: Sequence[int]) -> list[tuple[int, float]]:
+        """The losses that there are, with the numbers of their steps."""
+        return [(steps[i], float(self.losses[i])) for i in np.flatnonzero(self.loss_given).tolist()]
 
 
 class Buffers:
@@ -263,6 +263,15 @@ class Buffers:
         self._losses[0, : len(values)] = torch.where(given > 0, values, 0.0)
         self._losses[1, : len(given)] = given
 
+    def take_rows(self, other: Buffers) -> None:
+        """What was measured into `other` and not sent yet."""
+        mine, theirs = self.rows, other.rows
+        mine.sums.copy_(theirs.sums)
+        mine.maxima.copy_(theirs.maxima)
+        if mine.bins is not None and theirs.bins is not None:
+            mine.bins.copy_(theirs.bins)
+        self.addends.copy_(other.addends)
+
     def clear(self) -> None:
         """Make everything that this rank sends add nothing."""
         self._sum.zero_()
@@ -277,31 +286,38 @@ class Buffers:
         self._copied = DeviceMark() if self._pinned else None
 
     def finish(self, steps: int) -> Reduced:
-        """The reduced numbers; `steps` is how many losses are meant.
+        """The reduced numbers, until the next `start`; `steps` is how many losses are meant.
 
         Called some steps after `start` on CUDA, when the copy is long done.
         """
         if self._copied is not None:
             self._copied.wait()
         parameters = len(self.rows.sums)
-        parts = np.split(self._host_sum.numpy().copy(), self._cuts)
+        parts = np.split(self._host_sum.numpy(), self._cuts)
         rows, histogram, slot_part, loss_part, addends, blocks = parts
         slots = slot_part.reshape(self._ranks.size, SLOT_SIZE)
         loss_sum, loss_count = loss_part.reshape(2, self._loss_slots)[:, :steps]
-        errors = (_unpack_text(slot[len(RANK_METRICS) :]) for slot in slots)
+        texts = slots[:, len(RANK_METRICS) :]
+        errors = map(_unpack_text, texts) if texts.any() else ()
         with np.errstate(invalid="ignore", divide="ignore"):
             losses = np.where(loss_count > 0, loss_sum / loss_count, np.nan)
         return Reduced(
             sums=rows.reshape(parameters, len(SUM_COLUMNS)),
             maxima=self._host_max.numpy().reshape(parameters, -1).astype(np.float64),
             bins=histogram.reshape(parameters, BINS) if self.rows.bins is not None else None,
-            ranks={name: slots[:, i].copy() for name, i in _SLOT.items()},
+            ranks=dict(zip(_SLOT, np.ascontiguousarray(slots.T), strict=False)),
             errors={rank: text for rank, text in enumerate(errors) if text},
             losses=losses,
             loss_given=loss_count > 0,
             addends=addends,
             blocks=blocks,
         )
+
+
+def minority(values: Sequence[float]) -> list[int]:
+    """Ranks whose value is not the most frequent one; with a tie the lowest rank's counts."""
+    most, _ = Counter(values).most_common(1)[0]  # of equal ones the first that appeared
+    return [rank for rank, value in enumerate(values) if value != most]
 
 
 def _listed(ranks: Iterable[int]) -> str:
@@ -316,7 +332,5 @@ def _pack_text(text: str) -> list[float]:
 
 
 def _unpack_text(numbers: Sequence[float] | Floats) -> str:
-    if not any(numbers):
-        return ""
     raw = b"".join(int(n).to_bytes(_BYTES_PER_NUMBER, "little") for n in numbers)
     return raw.rstrip(b"\0").decode("ascii", "replace")

@@ -15,7 +15,11 @@ class SilentMonitor(Monitor):
     """What `attach` returns when monitoring is switched off: every call does nothing."""
 
     def __init__(self) -> None:
-        self.last_record = None
+        pass
+
+    @property
+    def last_record(self) -> None:
+        """There is none."""
 
     def before_step(self, optimizer: torch.optim.Optimizer | None = None) -> None: ...
 

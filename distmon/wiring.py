@@ -21,6 +21,7 @@ from distmon.layout import NamedModule, Shard
 from distmon.monitor import Monitor
 from distmon.observer import AGREED, Observer
 from distmon.ownership import Ownership
+from distmon.recording import Recorder
 from distmon.reduce import Ranks
 from distmon.reporter import Reporter
 from distmon.rules import BUILTIN, RuleEngine, configure, with_users_rules
@@ -159,7 +160,16 @@ def _build(
 ) -> tuple[Monitor, dict[str, int]]:
     """Everything that needs no other rank; also hashes of what must be equal on all of them."""
     frozen_ratio = next((a.limits["ratio"] for a in active if a.rule.name == "frozen"), 1e-12)
-    observer = Observer(shards, ownership, ranks, settings, frozen_ratio, flow, hosts)
+    observer = Observer(shards, ownership, ranks, settings, flow)
+    recorder = Recorder(
+        settings,
+        observer.sampling,
+        flow.blocks,
+        frozen_ratio,
+        ranks.size,
+        collectives=2 if ranks.together else 0,
+        hosts=hosts,
+    )
     device = observer.plan.device
     reporter = None
     if ranks.rank == 0:
@@ -167,6 +177,7 @@ def _build(
     monitor = Monitor(
         interval=settings.interval,
         observer=observer,
+        recorder=recorder,
         watch=signals,
         rules=RuleEngine(active),
         ranks=ranks,

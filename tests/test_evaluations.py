@@ -73,6 +73,33 @@ def test_evaluations_are_in_the_next_record_or_told_at_the_end(tmp_path: Path) -
     assert late["train_loss"] == pytest.approx(average)
 
 
+@pytest.mark.parametrize("lag", [0, 2])
+def test_evaluations_that_no_record_has_yet_are_in_the_checkpoint(tmp_path: Path, lag: int) -> None:
+    """With a lag, as on an accelerator, one of them is in a record that is still on its way."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    settings, first = quiet(tmp_path, interval=10), 8 + bool(lag)
+    with distmon.attach(model, optimizer, **settings) as monitor:
+        monitor._lag = lag
+        train(model, optimizer, monitor, range(1, first + 1))
+        monitor.evaluated(val_loss=2.0, train_loss=1.0, epoch=0.5)
+        train(model, optimizer, monitor, range(first + 1, first + 2))
+        monitor.evaluated(val_loss=torch.tensor(1.5))
+        state = json.loads(json.dumps(monitor.state_dict()))
+    with distmon.attach(model, optimizer, **settings) as resumed:
+        older = {key: value for key, value in state.items() if key != "pending_evaluations"}
+        for each in (older, state, state):  # also of a version that did not keep them, and twice
+            resumed.load_state_dict(each)
+        train(model, optimizer, resumed, range(first + 2, 21))
+    entries = distmon.read_run(tmp_path / "run", all_attempts=True).records
+    told = [e for entry in entries if entry["attempt"] == 1 for e in entry["evaluations"]]
+    assert [(e["number"], e["step"], e["epoch"], e["val_loss"]) for e in told] == [
+        (1, first, 0.5, 2.0),
+        (2, first + 1, None, 1.5),
+    ]
+    assert told[0]["gap"] == 1.0
+
+
 def _evaluate_on_ranks(rank: int, _: int, folder: str) -> list[Any]:
     torch.manual_seed(0)
     model = small_model()
@@ -84,13 +111,21 @@ def _evaluate_on_ranks(rank: int, _: int, folder: str) -> list[Any]:
             monitor.evaluated(val_loss=7.0, train_loss=1.0)
         train(model, optimizer, monitor, range(2, 3))
         assert monitor.last_record is not None
-        return [*monitor.last_record.evaluations]
+        found = [*monitor.last_record.evaluations]
+        monitor.evaluated(val_loss=5.0)
+        state = monitor.state_dict()
+    with distmon.attach(model, optimizer, **quiet(Path(folder), interval=2)) as resumed:
+        resumed.load_state_dict(state)
+        train(model, optimizer, resumed, range(3, 5))
+        assert resumed.last_record is not None
+        return [*found, *resumed.last_record.evaluations]
 
 
 def test_the_mean_over_the_ranks_that_gave_one_counts(tmp_path: Path) -> None:
     first, second = run_ranks(_evaluate_on_ranks, 2, str(tmp_path))
     assert first == second
-    assert [e.val_loss for e in first] == [pytest.approx((1.0 + 2.0 + 7.0) / 3)]
+    # The second one came back from a checkpoint on both ranks.
+    assert [e.val_loss for e in first] == [pytest.approx((1.0 + 2.0 + 7.0) / 3), 5.0]
 
 
 def test_an_average_with_decay_99_is_steady() -> None:

@@ -121,4 +121,4 @@ def test_a_checkpoint_while_a_record_is_in_flight_loses_nothing(tmp_path: Path) 
     assert [step for step, _ in state["losses"]] == [*range(11, 21)]
     with distmon.attach(model, optimizer, **quiet(tmp_path, interval=10)) as resumed:
         resumed.load_state_dict(state)
-        assert resumed._observer.ema.value == monitor._observer.ema.value
+        assert resumed._recorder.ema.value == monitor._recorder.ema.value

@@ -170,10 +170,7 @@ class EngineWatch:
         tokens = self._safely("tokens", self._count_tokens)
         self._norm_shown = False
         self.monitor.step(loss=loss, tokens=tokens, step=self._engine.global_steps)
-        record = self.monitor.last_record
-        if record is not None and record is not self._written:
-            self._written = record
-            self._safely("DeepSpeed's monitors", lambda: self._write_events(record))
+        self._safely("DeepSpeed's monitors", self._write_events)
 
     def _take_loss(self) -> torch.Tensor | None:
         loss, self._loss = self._loss, None
@@ -189,14 +186,18 @@ class EngineWatch:
     def _count_tokens(self) -> float | None:
         return self._tokens() if callable(self._tokens) else self._tokens
 
-    def _write_events(self, record: Record) -> None:
-        """To the monitors that the user enabled in the DeepSpeed config.
+    def _write_events(self) -> None:
+        """The newest record to the monitors that the user enabled in the DeepSpeed config.
 
-        From this thread: wandb drops what arrives after a later step, and DeepSpeed writes to it
-        from this thread at every step.
+        From this thread and at once: wandb drops what arrives after a later step, and DeepSpeed
+        writes to it from this thread at every step. So this waits for the record, unlike sinks.
         """
         theirs = getattr(self._engine, "monitor", None)
-        if self._engine.global_rank == 0 and theirs is not None and theirs.enabled:
+        if self._engine.global_rank != 0 or theirs is None or not theirs.enabled:
+            return
+        record = self.monitor.last_record
+        if record is not None and record is not self._written:
+            self._written = record
             at = self._engine.global_samples
             theirs.write_events([(tag, value, at) for tag, value in record.metrics.items()])
 

@@ -11,12 +11,13 @@ def plain_shard(name: str, parameter: torch.Tensor) -> Shard:
     """The shard of an ordinary parameter."""
     strided = torch.strided
 
+    # Called for every parameter at every observation: `is` costs a third of `==`.
     def is_sparse() -> bool:
-        return parameter.grad is not None and parameter.grad.layout != torch.strided
+        gradient = parameter.grad
+        return gradient is not None and gradient.layout is not strided
 
     def grad() -> torch.Tensor | None:
         gradient = parameter.grad
-        # Called for every parameter at every observation: `is` costs a third of `==`.
         if gradient is None or gradient.layout is strided:
             return gradient
         return None

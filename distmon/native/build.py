@@ -26,7 +26,10 @@ from distmon.errors import DistmonError
 
 MODULE = "distmon_native"
 SOURCE_FOLDER = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+FLAGS = (
+    *("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"),
+    "-fvisibility=hidden",
+)
 _COMPILERS = ("c++", "g++", "clang++")
 _SUFFIX = ".so"
 
@@ -87,6 +90,7 @@ def build_key() -> str:
         sys.version,
         sysconfig.get_platform(),
         *FLAGS,
+        *_processor_flags(),
         layout_header(),
     ]
     digest = hashlib.sha256("\n".join(parts).encode())
@@ -138,7 +142,7 @@ def _compile(out: Path) -> None:
     generated.mkdir()
     (generated / "row_layout.h").write_text(layout_header(), encoding="utf-8")
     files = [f"-I{generated}", *map(str, sources()), "-o", str(out)]
-    command = [*_compiler(), *files, *FLAGS, *_torch_flags()]
+    command = [*_compiler(), *files, *FLAGS, *_processor_flags(), *_torch_flags()]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line] or [
@@ -162,6 +166,12 @@ def _compiler() -> list[str]:
             f"({', '.join(_COMPILERS)}, or the variable CXX); Python does its work meanwhile"
         )
     return [found]
+
+
+def _processor_flags() -> list[str]:
+    """Part of the key: nodes of different kinds may share one home folder."""
+    wide = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return ["-mavx2"] if wide else []
 
 
 def _torch_flags() -> list[str]:

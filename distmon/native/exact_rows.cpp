@@ -6,18 +6,24 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <new>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "buffers.h"
 #include "native.h"
 #include "row_layout.h"
 #include "running_totals.h"
+#include "threads.h"
 
 namespace {
 
-// Sums are folded after every piece and every block, so that no chain of additions is long: 10**9
-// elements lose fewer than 14 bits of fp64 at worst.
+// Sums are folded after every piece, every block and every part, so that no chain of additions is
+// long: 10**9 elements lose fewer than 14 bits of fp64 at worst. Parts are also what threads share.
 constexpr int piece = 256;
-constexpr int64_t block = 1 << 17;
+constexpr int64_t block = 1 << 14;
+constexpr int64_t part_size = 1 << 20;
 
 // Where the columns of a weight or a gradient are.
 struct Columns {
@@ -28,18 +34,18 @@ constexpr Columns weight_columns = {
 constexpr Columns grad_columns = {
     layout::g_count, layout::g_sum, layout::g_nan, layout::g_inf, layout::g_sq};
 
-// Takes in `numel` elements; the histogram may be absent.
+// Takes in the elements from `begin` to `end`; the histogram may be absent.
 template <typename Value>
-void add_all(
-    int64_t address, int64_t code, int64_t numel, Totals<Value>& totals,
+void add_part(
+    int64_t address, int64_t code, int64_t begin, int64_t end, Totals<Value>& totals,
     Histogram<Value>* histogram) {
-  Doubles sum = {}, squares = {};
+  LaneSums sum, squares;
   with_reader(address, code, [&](auto element) {
-    for (int64_t begin = 0; begin < numel; begin += block) {
-      const int64_t end = std::min(begin + block, numel);
-      Doubles block_sum = {}, block_squares = {};
-      for (int64_t first = begin; first < end; first += piece) {
-        const int count = static_cast<int>(std::min<int64_t>(piece, end - first));
+    for (int64_t from = begin; from < end; from += block) {
+      const int64_t to = std::min(from + block, end);
+      LaneSums block_sum, block_squares;
+      for (int64_t first = from; first < to; first += piece) {
+        const int count = static_cast<int>(std::min<int64_t>(piece, to - first));
         const int full = (count + lanes - 1) / lanes * lanes;
         Value x[piece];
         for (int i = 0; i < count; ++i) {
@@ -50,17 +56,66 @@ void add_all(
         if (histogram != nullptr) {
           histogram->add(x, full);
         }
-        block_sum += totals.sum;
-        block_squares += totals.squares;
-        totals.sum = totals.squares = Doubles{};
+        block_sum.add(totals.sum);
+        block_squares.add(totals.squares);
+        totals.sum = totals.squares = LaneSums{};
       }
-      sum += block_sum;
-      squares += block_squares;
+      sum.add(block_sum);
+      squares.add(block_squares);
     }
   });
   totals.sum = sum;
   totals.squares = squares;
 }
+
+// One tensor, cut into parts.
+template <typename Value>
+class Whole {
+ public:
+  Whole(int64_t address, int64_t code, int64_t numel, bool counts_bins)
+      : address_(address), code_(code), numel_(numel) {
+    const int64_t parts = (numel + part_size - 1) / part_size;
+    totals_.resize(parts);
+    histograms_.resize(counts_bins ? parts : 0);
+  }
+
+  int64_t parts() const {
+    return static_cast<int64_t>(totals_.size());
+  }
+
+  void read(int64_t part) {
+    const int64_t begin = part * part_size;
+    add_part(
+        address_, code_, begin, std::min(begin + part_size, numel_), totals_[part],
+        histograms_.empty() ? nullptr : &histograms_[part]);
+  }
+
+  // In the order of the parts, whoever has read them.
+  Totals<Value> totals() const {
+    Totals<Value> all;
+    for (const auto& one : totals_) {
+      all.add(one);
+    }
+    return all;
+  }
+
+  Histogram<Value> histogram() const {
+    Histogram<Value> all;
+    for (const auto& one : histograms_) {
+      all.add(one);
+    }
+    return all;
+  }
+
+  int64_t numel() const {
+    return numel_;
+  }
+
+ private:
+  int64_t address_, code_, numel_;
+  std::vector<Totals<Value>> totals_;
+  std::vector<Histogram<Value>> histograms_;
+};
 
 template <typename Value>
 void write_sums(
@@ -74,39 +129,68 @@ void write_sums(
   sums[columns.squares] = times(factor, totals.take_squares());
 }
 
+// Where the columns of one parameter go.
+struct Row {
+  double* sums;
+  float* maxima;
+  double* bins;  // nullptr: no histogram
+  double applied;
+};
+
 template <typename Value>
-void fill_weight(int64_t address, int64_t code, int64_t numel, double* sums, float* maxima) {
-  Totals<Value> totals;
-  add_all<Value>(address, code, numel, totals, nullptr);
-  write_sums(totals, weight_columns, numel, 1.0, sums);
-  maxima[layout::w_absmax] = totals.largest();
+void write_weight(const Whole<Value>& weight, const Row& row) {
+  Totals<Value> totals = weight.totals();
+  write_sums(totals, weight_columns, weight.numel(), 1.0, row.sums);
+  row.maxima[layout::w_absmax] = totals.largest();
 }
 
 template <typename Value>
-void fill_grad(
-    int64_t address, int64_t code, int64_t numel, double applied, double* sums, float* maxima,
-    double* bins) {
-  Totals<Value> totals;
-  Histogram<Value> histogram;
-  add_all<Value>(address, code, numel, totals, bins == nullptr ? nullptr : &histogram);
-  write_sums(totals, grad_columns, numel, applied, sums);
-  sums[layout::g_zero] = static_cast<double>(totals.zero()) * applied;
-  if (applied > 0) {
-    maxima[layout::g_max] = totals.highest();
-    maxima[layout::g_negmin] = totals.lowest_negated();
+void write_grad(const Whole<Value>& grad, const Row& row) {
+  Totals<Value> totals = grad.totals();
+  write_sums(totals, grad_columns, grad.numel(), row.applied, row.sums);
+  row.sums[layout::g_zero] = static_cast<double>(totals.zero()) * row.applied;
+  if (row.applied > 0) {
+    row.maxima[layout::g_max] = totals.highest();
+    row.maxima[layout::g_negmin] = totals.lowest_negated();
   }
-  if (bins != nullptr) {
-    histogram.write(applied, totals.nan() + totals.inf(), bins);
+  if (row.bins != nullptr) {
+    Histogram<Value> histogram = grad.histogram();
+    histogram.write(row.applied, totals.nan() + totals.inf(), row.bins);
   }
+}
+
+using AnyWhole = std::variant<Whole<float>, Whole<double>>;
+
+AnyWhole whole(int64_t address, int64_t code, int64_t numel, bool counts_bins) {
+  if (code == fp64) {
+    return Whole<double>(address, code, numel, counts_bins);
+  }
+  return Whole<float>(address, code, numel, counts_bins);
+}
+
+// Reads all parts of all tensors, whichever thread comes first.
+void read_all(std::vector<AnyWhole>& tensors, int threads) {
+  std::vector<std::pair<AnyWhole*, int64_t>> parts;
+  for (auto& tensor : tensors) {
+    const int64_t count = std::visit([](auto& one) { return one.parts(); }, tensor);
+    for (int64_t part = 0; part < count; ++part) {
+      parts.emplace_back(&tensor, part);
+    }
+  }
+  share_out(static_cast<int64_t>(parts.size()), threads, [&](int64_t i) {
+    std::visit([&](auto& one) { one.read(parts[i].second); }, *parts[i].first);
+  });
 }
 
 }  // namespace
 
 PyObject* fill_exact_columns(PyObject*, PyObject* arguments) {
   PyObject *addresses, *numels, *applied, *sums, *maxima, *bins;
+  int threads;
   Py_ssize_t rows;
   if (!PyArg_ParseTuple(
-          arguments, "nOOOOOO", &rows, &addresses, &numels, &applied, &sums, &maxima, &bins)) {
+          arguments, "inOOOOOO", &threads, &rows, &addresses, &numels, &applied, &sums, &maxima,
+          &bins)) {
     return nullptr;
   }
   Buffers buffers;
@@ -119,20 +203,32 @@ PyObject* fill_exact_columns(PyObject*, PyObject* arguments) {
   if (buffers.failed()) {
     return nullptr;
   }
+  bool enough_memory = true;
   Py_BEGIN_ALLOW_THREADS;
-  for (Py_ssize_t row = 0; row < rows; ++row) {
-    const int64_t code = place[layout::weight_code], grad_code = place[layout::grad_code];
-    const auto weight = code == fp64 ? fill_weight<double> : fill_weight<float>;
-    weight(place[layout::weight], code, numel[row], sum, maximum);
-    if (place[layout::grad] != 0) {
-      const auto grad = grad_code == fp64 ? fill_grad<double> : fill_grad<float>;
-      grad(place[layout::grad], grad_code, numel[row], taken[row], sum, maximum, bin);
+  try {
+    std::vector<AnyWhole> tensors;  // of each row the weight, and the gradient if there is one
+    for (Py_ssize_t row = 0; row < rows; ++row) {
+      const auto* at = place + row * layout::address_columns;
+      tensors.push_back(whole(at[layout::weight], at[layout::weight_code], numel[row], false));
+      if (at[layout::grad] != 0) {
+        const bool counts_bins = bin != nullptr;
+        tensors.push_back(whole(at[layout::grad], at[layout::grad_code], numel[row], counts_bins));
+      }
     }
-    place += layout::address_columns;
-    sum += layout::sum_columns;
-    maximum += layout::max_columns;
-    bin = bin == nullptr ? nullptr : bin + layout::bins;
+    read_all(tensors, threads);
+    auto next = tensors.begin();
+    for (Py_ssize_t row = 0; row < rows; ++row) {
+      const Row out = {
+          sum + row * layout::sum_columns, maximum + row * layout::max_columns,
+          bin == nullptr ? nullptr : bin + row * layout::bins, taken[row]};
+      std::visit([&](auto& one) { write_weight(one, out); }, *next++);
+      if (place[row * layout::address_columns + layout::grad] != 0) {
+        std::visit([&](auto& one) { write_grad(one, out); }, *next++);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    enough_memory = false;
   }
   Py_END_ALLOW_THREADS;
-  Py_RETURN_NONE;
+  return enough_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }

@@ -48,6 +48,7 @@ class NativeModule(Protocol):
 
     def take_snapshot(
         self,
+        threads: int,
         rows: int,
         slots: int,
         offset_bytes: int,
@@ -67,6 +68,7 @@ class NativeModule(Protocol):
 
     def fill_sampled_rows(
         self,
+        threads: int,
         rows: int,
         slots: int,
         offset_bytes: int,
@@ -91,6 +93,7 @@ class NativeModule(Protocol):
 
     def fill_exact_columns(
         self,
+        threads: int,
         rows: int,
         addresses: NDArray[np.int64],
         numels: NDArray[np.int64],

@@ -8,19 +8,23 @@
 #include "element_values.h"
 #include "row_layout.h"
 
-// Numbers are taken in by so many at once, each lane with sums of its own, in vectors of a size that
-// every processor has: left to itself the compiler makes none and needs five times as long.
+// Numbers are taken in by so many at once, each lane with sums of its own: left to itself the
+// compiler makes no vectors and needs five times as long. More lanes than the processor has at once
+// cost as much.
+#ifdef __AVX2__
+constexpr int lanes = 8;
+#else
 constexpr int lanes = 4;
+#endif
 
 // `aligned(...)`: one may lie anywhere in an array. `may_alias`: the array is of its items.
-template <typename Item>
+template <typename Item, int items>
 struct VectorOf {
   typedef Item type
-      __attribute__((vector_size(lanes * sizeof(Item)), aligned(sizeof(Item)), may_alias));
+      __attribute__((vector_size(items * sizeof(Item)), aligned(sizeof(Item)), may_alias));
 };
 template <typename Item>
-using Vector = typename VectorOf<Item>::type;
-using Doubles = Vector<double>;
+using Vector = typename VectorOf<Item, lanes>::type;
 
 template <typename Value>
 struct Bits;
@@ -47,23 +51,69 @@ Vector<Value>& block_at(Value* x) {
   return *reinterpret_cast<Vector<Value>*>(x);
 }
 
-// In a fixed order, so that the same input gives the same bits.
-template <typename Total, typename Item>
-Total sum_of_lanes(const Vector<Item>& vector) {
-  Total total = 0;
+template <typename Item>
+int64_t sum_of_lanes(const Vector<Item>& vector) {
+  int64_t total = 0;
   for (int i = 0; i < lanes; ++i) {
     total += vector[i];
   }
   return total;
 }
 
+// A sum in fp64 for each lane. In two halves: no common processor widens eight floats at once, and
+// compilers then do it one by one.
+class LaneSums {
+ public:
+  template <typename Value>
+  void add(const Value* x) {
+    low_ += widen(x);
+    high_ += widen(x + half);
+  }
+
+  template <typename Value>
+  void add_squares(const Value* x) {
+    const Half low = widen(x), high = widen(x + half);
+    low_ += low * low;
+    high_ += high * high;
+  }
+
+  void add(const LaneSums& other) {
+    low_ += other.low_;
+    high_ += other.high_;
+  }
+
+  // In a fixed order, so that the same input gives the same bits.
+  double total() const {
+    double sum = 0;
+    for (int i = 0; i < half; ++i) {
+      sum += low_[i];
+    }
+    for (int i = 0; i < half; ++i) {
+      sum += high_[i];
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr int half = lanes / 2;
+  using Half = VectorOf<double, half>::type;
+
+  template <typename Value>
+  static Half widen(const Value* x) {
+    using Narrow = typename VectorOf<Value, half>::type;
+    return __builtin_convertvector(*reinterpret_cast<const Narrow*>(x), Half);
+  }
+
+  Half low_ = {}, high_ = {};
+};
+
 template <typename Value>
 struct Totals {
   using Int = IntOf<Value>;
   static constexpr Value lowest = -std::numeric_limits<Value>::infinity();
 
-  Doubles sum = {};
-  Doubles squares = {};
+  LaneSums sum;
+  LaneSums squares;
   Vector<Int> nans = {};
   Vector<Int> infs = {};
   Vector<Int> zeros = {};
@@ -73,33 +123,50 @@ struct Totals {
   // Takes in `count` numbers, a multiple of lanes, and puts 0 in the place of what is not finite.
   void add(Value* x, int count) {
     Totals now = *this;  // in registers
-    for (int i = 0; i < count; i += lanes) {
-      now.add(block_at(x + i));
+    if (all_finite(x, count)) {
+      for (int i = 0; i < count; i += lanes) {
+        now.add_finite(x + i);
+      }
+    } else {
+      for (int i = 0; i < count; i += lanes) {
+        now.add_any(x + i);
+      }
     }
     *this = now;
   }
 
+  // Takes in what another has taken in after this one.
+  void add(const Totals& other) {
+    sum.add(other.sum);
+    squares.add(other.squares);
+    nans += other.nans;
+    infs += other.infs;
+    zeros += other.zeros;
+    keep_higher(high, other.high);
+    keep_higher(low, other.low);
+  }
+
   // The sum of squares since the last call.
   double take_squares() {
-    const double taken = sum_of_lanes<double, double>(squares);
-    squares = Doubles{};
+    const double taken = squares.total();
+    squares = LaneSums{};
     return taken;
   }
 
   double total() const {
-    return sum_of_lanes<double, double>(sum);
+    return sum.total();
   }
 
   int64_t nan() const {
-    return sum_of_lanes<int64_t, Int>(nans);
+    return sum_of_lanes<Int>(nans);
   }
 
   int64_t inf() const {
-    return sum_of_lanes<int64_t, Int>(infs);
+    return sum_of_lanes<Int>(infs);
   }
 
   int64_t zero() const {
-    return sum_of_lanes<int64_t, Int>(zeros);
+    return sum_of_lanes<Int>(zeros);
   }
 
   // -inf when nothing was finite.
@@ -116,26 +183,45 @@ struct Totals {
   }
 
  private:
-  void add(Vector<Value>& x) {
-    const Vector<Int> bits = (Vector<Int>)x;
+  static bool all_finite(const Value* x, int count) {
+    Vector<Int> top = {};
+    for (int i = 0; i < count; i += lanes) {
+      const Vector<Int> magnitude = (Vector<Int>)block_at(x + i) & ~Bits<Value>::sign;
+      top = magnitude > top ? magnitude : top;
+    }
+    Int highest = 0;
+    for (int i = 0; i < lanes; ++i) {
+      highest = std::max<Int>(highest, top[i]);
+    }
+    return highest < Bits<Value>::exponent;
+  }
+
+  void add_finite(const Value* numbers) {
+    const Vector<Value> x = block_at(numbers);
+    zeros -= x == 0;  // a comparison gives -1 where it holds
+    keep_higher(high, x);
+    keep_higher(low, -x);
+    sum.add(numbers);
+    squares.add_squares(numbers);
+  }
+
+  void add_any(Value* numbers) {
+    const Vector<Int> bits = (Vector<Int>)block_at(numbers);
     const Vector<Int> magnitude = bits & ~Bits<Value>::sign;
     const Vector<Int> finite = magnitude < Bits<Value>::exponent;
-    // A comparison gives -1 where it holds.
     nans -= magnitude > Bits<Value>::exponent;
     infs -= magnitude == Bits<Value>::exponent;
     zeros -= magnitude == 0;
     const Vector<Int> otherwise = bit_cast<Int>(lowest) & ~finite;
-    keep_higher(high, (bits & finite) | otherwise);
-    keep_higher(low, ((bits ^ Bits<Value>::sign) & finite) | otherwise);
-    x = (Vector<Value>)(bits & finite);
-    const Doubles wide = __builtin_convertvector(x, Doubles);
-    sum += wide;
-    squares += wide * wide;
+    keep_higher(high, (Vector<Value>)((bits & finite) | otherwise));
+    keep_higher(low, (Vector<Value>)(((bits ^ Bits<Value>::sign) & finite) | otherwise));
+    block_at(numbers) = (Vector<Value>)(bits & finite);
+    sum.add(numbers);
+    squares.add_squares(numbers);
   }
 
-  static void keep_higher(Vector<Value>& kept, const Vector<Int>& bits) {
-    const Vector<Int> better = (Vector<Value>)bits > kept;
-    kept = (Vector<Value>)((bits & better) | ((Vector<Int>)kept & ~better));
+  static void keep_higher(Vector<Value>& kept, const Vector<Value>& x) {
+    kept = x > kept ? x : kept;
   }
 
   static float highest_lane(const Vector<Value>& vector) {
@@ -151,26 +237,47 @@ struct Totals {
 template <typename Value>
 class Histogram {
  public:
+  // `count` is a multiple of lanes.
   void add(const Value* x, int count) {
-    for (int i = 0; i < count; ++i) {
-      const auto bits = bit_cast<int32_t>(static_cast<float>(x[i]));
-      const int32_t key = ((bits & INT32_MAX) >> layout::key_shift) - layout::key_base;
-      const int32_t magnitude = std::min(std::max(key, 0), layout::half_bins - 1);
+    for (int i = 0; i < count; i += lanes) {
+      const auto narrow = __builtin_convertvector(block_at(x + i), Vector<float>);
+      const Vector<int32_t> bits = (Vector<int32_t>)narrow;
+      Vector<int32_t> bin = ((bits & INT32_MAX) >> layout::key_shift) - layout::key_base;
+      bin = bin > 0 ? bin : Vector<int32_t>{};
+      bin = bin < layout::half_bins - 1 ? bin : Vector<int32_t>{} + (layout::half_bins - 1);
       // With the sign spread over the word, xor turns m into -1 - m for negative numbers.
-      counts_[layout::half_bins + (magnitude ^ (bits >> 31))] += 1;
+      bin = layout::half_bins + (bin ^ (bits >> 31));
+      for (int lane = 0; lane < lanes; ++lane) {
+        counts_[lane % tables][bin[lane]] += 1;
+      }
+    }
+  }
+
+  // Takes in what another has taken in.
+  void add(const Histogram& other) {
+    for (int table = 0; table < tables; ++table) {
+      for (int bin = 0; bin < layout::bins; ++bin) {
+        counts_[table][bin] += other.counts_[table][bin];
+      }
     }
   }
 
   // `replaced` of the zeros only stand for what was not finite.
   void write(double factor, int64_t replaced, double* out) {
-    counts_[layout::half_bins] -= replaced;
-    for (int i = 0; i < layout::bins; ++i) {
-      out[i] = static_cast<double>(counts_[i]) * factor;
+    counts_[0][layout::half_bins] -= replaced;
+    for (int bin = 0; bin < layout::bins; ++bin) {
+      int64_t count = 0;
+      for (int table = 0; table < tables; ++table) {
+        count += counts_[table][bin];
+      }
+      out[bin] = static_cast<double>(count) * factor;
     }
   }
 
  private:
-  int64_t counts_[layout::bins] = {};
+  // Neighbours are often in one bin, and counting it twice in a row waits for the first time.
+  static constexpr int tables = 2;
+  int64_t counts_[tables][layout::bins] = {};
 };
 
 // `value` counted `factor` times; 0 where nothing was measured, even if `value` overflowed.

@@ -12,6 +12,7 @@
 #include "native.h"
 #include "row_layout.h"
 #include "running_totals.h"
+#include "threads.h"
 
 namespace {
 
@@ -45,6 +46,21 @@ void gather(const Offset* offsets, int count, Element element, Value* out) {
   for (int i = 0; i < count; ++i) {
     out[i] = static_cast<Value>(element(offsets[i]));
   }
+}
+
+// Rows that a thread takes at a time: few enough to share out evenly, and more work than the taking.
+constexpr int64_t rows_at_once = 8;
+
+// Calls `fill(row)` for all rows on up to `threads` threads.
+template <typename Fill>
+void for_each_row(int64_t rows, int threads, Fill fill) {
+  const int64_t parts = (rows + rows_at_once - 1) / rows_at_once;
+  share_out(parts, threads, [&](int64_t part) {
+    const int64_t end = std::min(rows, (part + 1) * rows_at_once);
+    for (int64_t row = part * rows_at_once; row < end; ++row) {
+      fill(row);
+    }
+  });
 }
 
 // The sampled elements of one tensor.
@@ -121,12 +137,12 @@ struct Updates {
   using Int = IntOf<Value>;
   Totals<Value> totals;
   Vector<Int> lost = {};
-  Doubles bound = {};
+  LaneSums bound;
 
   // `moved` may hold anything; `w` and `g` have 0 where they were not finite.
   void add(Value* moved, const Value* w, const Value* g, int count) {
     Vector<Int> now_lost = lost;
-    Doubles now_bound = bound;
+    LaneSums now_bound = bound;
     for (int i = 0; i < count; i += lanes) {
       const Vector<Int> bits = (Vector<Int>)block_at(moved + i);
       const Vector<Int> finite = (bits & ~Bits<Value>::sign) < Bits<Value>::exponent;
@@ -135,9 +151,10 @@ struct Updates {
       const Vector<Int> gone = (block_at(g + i) != 0) & (block_at(w + i) != 0) & (u == 0);
       now_lost -= gone;
       // The exponent bits alone are the power of two at or below |w|.
-      const Vector<Int> power = (Vector<Int>)block_at(w + i) & Bits<Value>::exponent & gone;
-      const Doubles wide = __builtin_convertvector((Vector<Value>)power, Doubles);
-      now_bound += wide * wide;
+      Value power[lanes];
+      block_at(power) =
+          (Vector<Value>)((Vector<Int>)block_at(w + i) & Bits<Value>::exponent & gone);
+      now_bound.add_squares(power);
     }
     lost = now_lost;
     bound = now_bound;
@@ -227,9 +244,9 @@ void fill_row(
     sums[layout::g_inf] = static_cast<double>(g_totals.inf()) * graded;
     sums[layout::g_zero] = static_cast<double>(g_totals.zero()) * graded;
     sums[layout::u_graded] = static_cast<double>(nonzero) * graded;
-    sums[layout::u_lost] = sum_of_lanes<double, IntOf<Value>>(updates.lost) * graded;
+    sums[layout::u_lost] = static_cast<double>(sum_of_lanes<IntOf<Value>>(updates.lost)) * graded;
     sums[layout::u_lost_bound_sq] =
-        sum_of_lanes<double, double>(updates.bound) * (half_ulp * half_ulp) * graded;
+        updates.bound.total() * (half_ulp * half_ulp) * graded;
   }
   if (out.bins != nullptr) {
     histogram.write(graded, nonfinite, out.bins + row * layout::bins);
@@ -241,11 +258,11 @@ void fill_row(
 
 PyObject* take_snapshot(PyObject*, PyObject* arguments) {
   PyObject *addresses, *starts, *widths, *group_counts, *snapshot;
-  int offset_bytes, value_bytes;
+  int threads, offset_bytes, value_bytes;
   Py_ssize_t rows, slots;
   if (!PyArg_ParseTuple(
-          arguments, "nniiOOOOO", &rows, &slots, &offset_bytes, &value_bytes, &addresses, &starts,
-          &widths, &group_counts, &snapshot)) {
+          arguments, "inniiOOOOO", &threads, &rows, &slots, &offset_bytes, &value_bytes, &addresses,
+          &starts, &widths, &group_counts, &snapshot)) {
     return nullptr;
   }
   Buffers buffers;
@@ -253,16 +270,15 @@ PyObject* take_snapshot(PyObject*, PyObject* arguments) {
       buffers.read<int64_t>(addresses, rows * layout::address_columns),
       buffers.read<int64_t>(starts, rows), buffers.read<int32_t>(widths, rows),
       buffers.read<int32_t>(group_counts, rows * layout::groups), offset_bytes};
+  const auto keep_in = [&](auto* kept) {
+    if (!buffers.failed()) {
+      for_each_row(rows, threads, [&](int64_t row) { snapshot_row(tables, row, kept); });
+    }
+  };
   if (value_bytes == sizeof(double)) {
-    auto* kept = buffers.write<double>(snapshot, slots);
-    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
-      snapshot_row(tables, row, kept);
-    }
+    keep_in(buffers.write<double>(snapshot, slots));
   } else {
-    auto* kept = buffers.write<float>(snapshot, slots);
-    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
-      snapshot_row(tables, row, kept);
-    }
+    keep_in(buffers.write<float>(snapshot, slots));
   }
   return buffers.failed() ? nullptr : Py_NewRef(Py_None);
 }
@@ -270,12 +286,12 @@ PyObject* take_snapshot(PyObject*, PyObject* arguments) {
 PyObject* fill_sampled_rows(PyObject*, PyObject* arguments) {
   PyObject *addresses, *starts, *widths, *group_counts, *snapshot;
   PyObject *half_ulp, *multipliers, *applied, *sums, *maxima, *bins, *checksums;
-  int offset_bytes, value_bytes;
+  int threads, offset_bytes, value_bytes;
   Py_ssize_t rows, slots, widest;
   if (!PyArg_ParseTuple(
-          arguments, "nniiOOOOOnOOOOOOO", &rows, &slots, &offset_bytes, &value_bytes, &addresses,
-          &starts, &widths, &group_counts, &snapshot, &widest, &half_ulp, &multipliers, &applied,
-          &sums, &maxima, &bins, &checksums)) {
+          arguments, "inniiOOOOOnOOOOOOO", &threads, &rows, &slots, &offset_bytes, &value_bytes,
+          &addresses, &starts, &widths, &group_counts, &snapshot, &widest, &half_ulp, &multipliers,
+          &applied, &sums, &maxima, &bins, &checksums)) {
     return nullptr;
   }
   Buffers buffers;
@@ -291,16 +307,17 @@ PyObject* fill_sampled_rows(PyObject*, PyObject* arguments) {
       buffers.write<float>(maxima, rows * layout::max_columns),
       bins == Py_None ? nullptr : buffers.write<double>(bins, rows * layout::bins),
       buffers.write<int64_t>(checksums, rows)};
+  const auto compare_with = [&](const auto* kept) {
+    if (!buffers.failed()) {
+      for_each_row(rows, threads, [&](int64_t row) {
+        fill_row(tables, row, kept, factors, halves[row], taken[row], out);
+      });
+    }
+  };
   if (value_bytes == sizeof(double)) {
-    const auto* kept = buffers.read<double>(snapshot, slots);
-    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
-      fill_row(tables, row, kept, factors, halves[row], taken[row], out);
-    }
+    compare_with(buffers.read<double>(snapshot, slots));
   } else {
-    const auto* kept = buffers.read<float>(snapshot, slots);
-    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
-      fill_row(tables, row, kept, factors, halves[row], taken[row], out);
-    }
+    compare_with(buffers.read<float>(snapshot, slots));
   }
   return buffers.failed() ? nullptr : Py_NewRef(Py_None);
 }

@@ -60,6 +60,11 @@ class AddressTable:
         if moved:
             self._upload(self.table, self._numbers)
 
+    def without_grad(self) -> list[int]:
+        """Rows that had no gradient to read when they were last looked at."""
+        found: list[int] = np.flatnonzero(self._numbers[:, ADDRESS["grad"]] == 0).tolist()
+        return found
+
     def dense(self) -> torch.Tensor:
         """The table for a pass that reads memory from one end to the other, as of the last refresh.
 

@@ -28,6 +28,11 @@ class Probe(Protocol):
 
     row_checksums: torch.Tensor
 
+    @property
+    def without_grad(self) -> Sequence[int]:
+        """Parameters of which the last `measure` read no gradient."""
+        ...
+
     def snapshot(self) -> None: ...
 
     def measure(self, rows: Rows, applied: torch.Tensor) -> None: ...

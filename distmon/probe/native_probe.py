@@ -51,11 +51,16 @@ class NativeProbe:
         self._constants = (widest, rows.half_ulp.numpy(), multipliers.numpy())
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64)
 
+    @property
+    def without_grad(self) -> list[int]:
+        """Parameters of which the last `measure` read no gradient."""
+        return self._addresses.without_grad()
+
     @torch.no_grad()
     def snapshot(self) -> None:
         """Keep the sampled weights as they are now."""
         self._addresses.refresh(grads=False)
-        self._native.take_snapshot(*self._tables)
+        self._native.take_snapshot(torch.get_num_threads(), *self._tables)
 
     @torch.no_grad()
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
@@ -64,15 +69,16 @@ class NativeProbe:
         taken, sums, maxima = applied.numpy(), rows.sums.numpy(), rows.maxima.numpy()
         bins = None if rows.bins is None else rows.bins.numpy()
         checksums = self.row_checksums.numpy()
+        threads = torch.get_num_threads()
         self._native.fill_sampled_rows(
-            *self._tables, *self._constants, taken, sums, maxima, bins, checksums
+            threads, *self._tables, *self._constants, taken, sums, maxima, bins, checksums
         )
         if self._exact:
             # It lets other threads run, so what it reads must outlive whatever they do.
             kept = [(s.weight(), s.grad()) for s in self._shards]
             addresses = self._addresses.dense().numpy()
             self._native.fill_exact_columns(
-                len(kept), addresses, self._numels, taken, sums, maxima, bins
+                threads, len(kept), addresses, self._numels, taken, sums, maxima, bins
             )
 
     @torch.no_grad()

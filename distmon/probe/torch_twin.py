@@ -37,6 +37,7 @@ class TorchProbe:
             max((c.offsets.shape[1] for c in plan.chunks), default=0), plan.device
         )
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=plan.device)
+        self.without_grad: list[int] = []
 
     @torch.no_grad()
     def snapshot(self) -> None:
@@ -53,8 +54,12 @@ class TorchProbe:
         snapshot, 0 where it did not; there the gradient and update columns stay empty.
         """
         rows.clear()
+        self.without_grad = []
         for block in self._blocks:
-            block.fill(rows, applied, self._multipliers, self.row_checksums)
+            present = block.fill(rows, applied, self._multipliers, self.row_checksums)
+            self.without_grad += [
+                int(row) for row, there in zip(block.chunk.rows, present, strict=True) if not there
+            ]
         if self._exact is not None:
             self._exact.fill(rows, applied)
 
@@ -110,10 +115,12 @@ class _Block:
         applied: torch.Tensor,
         multipliers: torch.Tensor,
         checksums: torch.Tensor,
-    ) -> None:
+    ) -> list[float]:
+        """Fill the rows of the chunk; returns what `gather_grads` does."""
         chunk, w, g = self.chunk, self.weights, self.grads
         self.gather_weights(self.weight_rows)
-        has_grad = to_device(torch.tensor(self.gather_grads(), dtype=torch.float64), w.device)
+        present = self.gather_grads()
+        has_grad = to_device(torch.tensor(present, dtype=torch.float64), w.device)
         self.set_padding(w, 0.0)
         bits = w.view(_BITS[w.dtype])
         checksums.index_copy_(0, self.row_ids, (bits * multipliers[: w.shape[1]]).sum(1))
@@ -171,6 +178,7 @@ class _Block:
             bins = histogram_by_row(g)
             bins[:, HALF_BINS] -= not_sampled
             rows.bins.index_copy_(0, self.row_ids, bins * graded[:, None])
+        return present
 
 
 def odd_multipliers(count: int, device: torch.device) -> torch.Tensor:

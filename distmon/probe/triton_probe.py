@@ -59,6 +59,11 @@ class TritonProbe:
             self._exact = ExactTables.build([s.weight().numel() for s in shards], device)
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=device)
 
+    @property
+    def without_grad(self) -> list[int]:
+        """Parameters of which the last `measure` read no gradient."""
+        return self._addresses.without_grad()
+
     @torch.no_grad()
     def snapshot(self) -> None:
         """Keep the sampled weights as they are now."""
