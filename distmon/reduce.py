@@ -281,8 +281,8 @@ class Buffers:
         """Enter the two collectives and queue the copy to the host. Does not wait on CUDA."""
         self._ranks.all_reduce(self._sum, dist.ReduceOp.SUM)
         self._ranks.all_reduce(self._max, dist.ReduceOp.MAX)
-        self._host_sum.copy_(self._sum, non_blocking=True)
-        self._host_max.copy_(self._max, non_blocking=True)
+        _copy_to_host(self._sum, self._host_sum)
+        _copy_to_host(self._max, self._host_max)
         self._copied = DeviceMark() if self._pinned else None
 
     def finish(self, steps: int) -> Reduced:
@@ -312,6 +312,14 @@ class Buffers:
             addends=addends,
             blocks=blocks,
         )
+
+
+def _copy_to_host(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    if tensor.device.type == "cpu":
+        # Not by torch, which wakes all its threads for half a megabyte.
+        np.copyto(host.numpy(), tensor.numpy())
+    else:
+        host.copy_(tensor, non_blocking=True)
 
 
 def minority(values: Sequence[float]) -> list[int]:
