@@ -57,14 +57,15 @@ RUN_METRICS: Final[tuple[Metric, ...]] = (
         for phase, what in (
             ("data", "waiting for data"),
             ("forward", "forward"),
-            ("backward", "backward, waiting for other ranks included"),
+            ("backward", "backward, with communication where it cannot be told apart"),
+            ("communication", "waiting for the gradients of other ranks"),
             ("optimizer", "the optimizer"),
             ("other", "none of the other phases"),
         )
     ),
     Metric("performance/mfu", "", "share of the devices' peak that goes into the model's FLOPs"),
     Metric("performance/mfu_over_limit", "", "an MFU above 1, which is impossible"),
-    Metric("performance/interval", "steps", "steps from this observation to the next"),
+    Metric("performance/interval", "steps", "steps between observations"),
     Metric("memory/allocated_bytes", "B", "in tensors on the device, fullest rank"),
     Metric("memory/reserved_bytes", "B", "held by torch's allocator, fullest rank"),
     Metric("memory/peak_bytes", "B", "most ever in tensors, fullest rank"),
@@ -161,13 +162,14 @@ RANK_METRICS: Final[tuple[Metric, ...]] = (
     Metric("tokens", "tokens", "tokens since the last record"),
     Metric("samples", "samples", "samples since the last record"),
     Metric("monitor_seconds", "s", "the monitor's own time since the last record"),
+    Metric("monitor_step_seconds", "s", "its part in steps that were not observed"),
     *(
         Metric(f"{phase}_seconds", "s", f"median time of a step in phase {phase}")
-        for phase in ("data", "forward", "backward", "optimizer", "other")
+        for phase in ("data", "forward", "backward", "communication", "optimizer", "other")
     ),
     *(
         Metric(f"{phase}_floor_seconds", "s", f"what nearly every step takes in phase {phase}")
-        for phase in ("data", "forward", "optimizer")
+        for phase in ("data", "forward", "backward", "optimizer")
     ),
     Metric("allocated_bytes", "B", "in tensors on the device; NaN without an accelerator"),
     Metric("reserved_bytes", "B", "held by torch's allocator"),

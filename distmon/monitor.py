@@ -84,7 +84,7 @@ class Monitor:
         self._now = now
         self._telemetry = telemetry
         self._budget = budget
-        self._seconds = 0.0
+        self._seconds = self._step_seconds = 0.0
         self._completed = 0
         self._stride = 1
         self._next = interval
@@ -255,6 +255,7 @@ class Monitor:
         except Exception as error:
             self._fault("step", error, spoils_observation=False)
         observed = self._completed >= self._next
+        idle = not (observed or self._judge.pending or self._started is not None)
         self._conclude()
         if observed:
             self._observe()
@@ -264,7 +265,9 @@ class Monitor:
         self._watch_next_backward()
         self._recorder.utilization.begin_step()
         self._telemetry.phases.step_done(self._completed + self._stride, self._next)
-        self._seconds += self._now() - begin
+        passed = self._now() - begin
+        self._seconds += passed
+        self._step_seconds += passed if idle else 0.0
         if self._stopped_by is not None:
             self._stop(self._stopped_by)
 
@@ -445,8 +448,10 @@ class Monitor:
             "signal_kind": float(evidence.signal if evidence else 0),
             "skipped_steps": float(self._skipped),
             "monitor_seconds": self._seconds,
+            "monitor_step_seconds": self._step_seconds,
         }
-        self._seconds, self._skipped, self._lr_then = 0.0, 0, self._lr
+        self._seconds = self._step_seconds = 0.0
+        self._skipped, self._lr_then = 0, self._lr
         error, self._error = self._error, ""
         self._next = self._next_after(self._completed)
         try:

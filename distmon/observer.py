@@ -249,6 +249,7 @@ class Observer:
             losses=dict(reduced.losses_by_step(self._steps)),
             lr=lr,
             nbytes=self.collective_bytes,
+            interval=self.ring.capacity,
             nonfinite=nonfinite,
             desync=desync,
             tasks=tasks,

@@ -76,7 +76,9 @@ def _last_steps(info: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _is_current(entry: Mapping[str, Any], last_steps: Mapping[int, float]) -> bool:
-    return bool(entry["step"] <= last_steps.get(entry["attempt"], math.inf))
+    last = last_steps.get(entry["attempt"], math.inf)
+    # What was told at the end of an attempt is told again by the one that goes on from there.
+    return bool(entry["step"] < last if entry.get("partial") else entry["step"] <= last)
 
 
 def _current_rows(table: Any, last_steps: Mapping[int, float]) -> Any:

@@ -36,6 +36,8 @@ class Observation:
     """As the trainer told it; without that the optimizer's counts."""
     nbytes: int
     """Sent by one rank."""
+    interval: int
+    """Steps from one observation to the next, when this one was made."""
     nonfinite: NonFinite | None = None
     desync: Desync | None = None
     tasks: Mapping[str, float] | None = None
@@ -114,7 +116,7 @@ class Recorder:
         norms = reduced.ranks["shown_norm"][reduced.ranks["failed"] == 0]
         if (norms != -1).any():
             metrics["train/unclipped_grad_norm"] = float(norms[norms != -1].max())
-        metrics |= self._performance(reduced, found.nbytes)
+        metrics |= self._performance(found)
         return Record(
             step=found.step,
             time=float(reduced.ranks["time"][0]),
@@ -153,12 +155,14 @@ class Recorder:
             partial=True,
         )
 
-    def _performance(self, reduced: Reduced, nbytes: int) -> dict[str, float]:
+    def _performance(self, found: Observation) -> dict[str, float]:
+        reduced = found.reduced
         metrics = {
             "train/skipped_steps": float(reduced.ranks["skipped_steps"].max()),
             "performance/monitor_seconds": float(reduced.ranks["monitor_seconds"].max()),
-            "performance/monitor_bytes": float(nbytes),
+            "performance/monitor_bytes": float(found.nbytes),
             "performance/monitor_collectives": float(self._collectives),
+            "performance/interval": float(found.interval),
             **run_summary(reduced.ranks),
         }
         return metrics | self.utilization.metrics(metrics, self._world_size)

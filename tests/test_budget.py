@@ -16,8 +16,12 @@ from distmon.budget import Budget
 from distmon.record import ParamTable, Record
 
 
-def _record(own: float, elapsed: float) -> Record:
-    ranks = {"monitor_seconds": np.array([own / 2, own]), "elapsed_seconds": np.full(2, elapsed)}
+def _record(own: float, elapsed: float, in_steps: float = 0.0) -> Record:
+    ranks = {
+        "monitor_seconds": np.array([own / 2, own]),
+        "monitor_step_seconds": np.array([in_steps / 2, in_steps]),
+        "elapsed_seconds": np.full(2, elapsed),
+    }
     return Record(step=1, time=0, world_size=2, metrics={}, params=ParamTable.empty(), ranks=ranks)
 
 
@@ -38,8 +42,8 @@ def test_a_short_time_says_nothing() -> None:
     change = budget.judge(_record(0.0, 50.0))
     assert change is not None
     assert str(change) == (
-        "observing costs 10.00% of the training time, above the budget of 0.001: the interval "
-        "goes from 100 to 10000 steps"
+        "observing costs 10% of the training time, above the 0.1% that the budget leaves for it: "
+        "the interval goes from 100 to 10000 steps"
     )
 
 
@@ -50,6 +54,27 @@ def test_interval_comes_back_when_the_cost_falls() -> None:
     assert budget.judge(_record(0.07, 100.0)) is None  # not worth the trouble
     assert budget.judge(_record(0.02, 100.0)) is not None
     assert budget.interval == 200
+
+
+@pytest.mark.parametrize(
+    ("in_steps", "observing", "interval"),
+    [
+        (0.02, 0.08, 100),
+        (0.04, 0.08, 200),  # 0.06 are left for it
+        (0.06, 0.05, 200),
+        (0.09, 0.02, 100),  # a quarter of the budget at least
+        (5.0, 0.02, 100),
+        (5.0, 0.19, 800),
+    ],
+)
+def test_what_every_step_costs_does_not_stretch_the_interval_for_ever(
+    in_steps: float, observing: float, interval: int
+) -> None:
+    budget = Budget(0.001, 100, settle_s=0)
+    for _ in range(5):
+        times = budget.interval / 100
+        budget.judge(_record(in_steps + observing / times, 100.0, in_steps))
+    assert budget.interval == interval
 
 
 def test_without_a_budget_the_interval_is_the_users() -> None:

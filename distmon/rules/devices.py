@@ -13,6 +13,7 @@ from distmon.telemetry.hardware.throttle import POWER_CAP
 from distmon.telemetry.trend import creep
 
 ALLOCATED, RESIDENT = "memory/allocated_bytes", "memory/rss_bytes"
+LEAKING = (("allocated_bytes", ALLOCATED, "device"), ("rss_bytes", RESIDENT, "host"))
 UTILISATION = "hardware/utilisation"
 TEMPERATURE = "hardware/temperature"
 WINDOW = 256
@@ -49,24 +50,42 @@ def check_full(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def check_creep(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Memory that grows without end, on the device or on the host."""
-    for tag, what in ((ALLOCATED, "device"), (RESIDENT, "host")):
-        value = metric(record, tag)
-        if value is None:
+    """Memory that grows without end, on the device or on the host, and the rank of most growth.
+
+    The series is the growth of that rank since the first record: the fullest rank may be another
+    one, which holds more and leaks nothing.
+    """
+    for column, tag, what in LEAKING:
+        now = np.nan_to_num(_column(record, column))  # 0: a rank that did not tell
+        by_rank = bool(now.any())
+        if not by_rank:  # a foreign log knows the fullest rank alone
+            now = np.array([metric(record, tag) or 0.0])
+        kept = memory.get(what, {})
+        if len(kept.get("first", ())) != len(now):
+            kept = {"first": [0.0] * len(now), "steps": [], "grown": []}
+        first = np.asarray(kept["first"])
+        first = np.where(first > 0, first, now)
+        grown = np.where(now > 0, now - first, -np.inf)
+        worst = int(np.argmax(grown))
+        if not now[worst] > 0:
             continue
-        steps, values = memory.get(tag, [[], []])
-        steps, values = [*steps, record.step][-WINDOW:], [*values, value][-WINDOW:]
-        memory[tag] = [steps, values]
-        slope = creep(values, steps, WINDOW)
-        growth = slope * (steps[-1] - steps[0]) / values[0] if values[0] > 0 else 0.0
-        if slope > 0 and growth > limits["growth"]:
+        steps = [*kept["steps"], record.step][-WINDOW:]
+        series = [*kept["grown"], float(grown[worst])][-WINDOW:]
+        memory[what] = {"first": first.tolist(), "steps": steps, "grown": series}
+        slope = creep(series, steps, WINDOW)
+        growth = slope * (steps[-1] - steps[0]) / (float(first[worst]) + series[0])
+        # Warming up looks like a leak for a while: the shorter the look, the more it takes.
+        limit = limits["growth"] * WINDOW / len(steps)
+        if growth > limit:
+            rank = f"rank {worst}" if by_rank else "the fullest rank"
             yield Finding(
                 key=what,
-                message=f"memory of the {what} grows by {1000 * slope / MB:.3g} MB per 1000 steps "
-                f"on the fullest rank, {growth:.0%} since step {steps[0]} (limit "
-                f"{limits['growth']:.0%})",
+                message=f"memory of the {what} keeps growing, most on {rank}: by "
+                f"{1000 * slope / MB:,.1f} MB per 1000 steps, {growth:.0%} since step {steps[0]} "
+                f"(limit {limit:.0%} over {len(steps)} records)",
+                ranks=(worst,) if by_rank else (),
                 measured=growth,
-                threshold=limits["growth"],
+                threshold=limit,
             )
 
 
@@ -175,12 +194,14 @@ RULES = (
     ),
     Rule(
         name="memory_creep",
-        summary="memory keeps growing: > growth over the last 256 observations",
+        summary="memory keeps growing: > growth over 256 observations, more over fewer",
         check=check_creep,
         severity="warning",
         cooldown=50,
         needs=(ALLOCATED, RESIDENT),
-        thresholds={"growth": Threshold(0.05, "relative growth over the window")},
+        thresholds={
+            "growth": Threshold(0.05, "relative growth over 256; over n, 256 / n times that")
+        },
         advice=(
             "look for tensors kept with their graph: losses in a list, metrics without detach()",
             "look for a cache without a bound, also in the data loader's workers",

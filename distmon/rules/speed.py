@@ -122,7 +122,8 @@ def check_straggler(record: Record, limits: Limits, memory: Memory) -> Iterable[
             message=f"{where} is slower than the others: its {slow.phase} phase takes "
             f"{slow.excess_seconds * 1000:.3g} ms longer than the median rank's, {slow.share:.0%} "
             f"of a step (limit {limits['share']:.0%}), since step {first}; "
-            f"{len(slow.waiting)} rank{'s' if len(slow.waiting) != 1 else ''} wait for it",
+            + ("1 rank waits" if len(slow.waiting) == 1 else f"{len(slow.waiting)} ranks wait")
+            + " for it",
             severity="critical" if critical else None,
             ranks=(slow.rank,),
             measured=slow.share,

@@ -7,6 +7,7 @@ evaluation or a checkpoint in it says nothing about the others.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,10 @@ from statistics import median
 from typing import Final, Protocol
 
 import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-PHASES: Final = ("data", "forward", "backward", "optimizer", "other")
+PHASES: Final = ("data", "forward", "backward", "communication", "optimizer", "other")
 """In the order of a step. `other` is what none of the marks tells, evaluation among it."""
-OWN: Final = ("data", "forward", "optimizer")
+OWN: Final = ("data", "forward", "backward", "optimizer")
 """What a rank may be slow in by itself; in the others it may be waiting."""
 STEPS: Final = 32
 """Steps before an observation that are cut up."""
@@ -115,6 +114,7 @@ class PhaseClock:
 
         `data_seconds` is the median; `data_floor_seconds`, and so on for the OWN phases, what all
         but the fastest quarter of the steps take at least: a slow rank is slow in nearly all.
+        That of backward is NaN unless communication was told apart from it in every step.
         """
         found: list[dict[str, float]] = []
         for pieces in self._steps:
@@ -132,6 +132,8 @@ class PhaseClock:
         told = {f"{phase}_seconds": median(step[phase] for step in found) for phase in PHASES}
         for phase in OWN:
             told[f"{phase}_floor_seconds"] = sorted(step[phase] for step in found)[len(found) // 4]
+        if not all(step["communication"] for step in found):
+            told["backward_floor_seconds"] = math.nan
         return told
 
     def _cut(self, phase: str) -> None:
@@ -139,24 +141,3 @@ class PhaseClock:
         if self._since is not None:
             self._pieces.append((self._phase, self._since, now))
         self._phase, self._since = phase, now
-
-
-def mark_forward(model: nn.Module, clock: PhaseClock) -> list[RemovableHandle]:
-    """Let the calls of the whole model tell where forward begins and ends.
-
-    A call without gradients is an evaluation: neither it nor what follows, until the next training
-    step begins, is time that training took to get its data.
-    """
-
-    def begin(*_: object) -> None:
-        if not torch.compiler.is_compiling():
-            clock.enter("forward" if torch.is_grad_enabled() else "other")
-
-    def end(*_: object) -> None:
-        if not torch.compiler.is_compiling():
-            clock.enter("backward" if torch.is_grad_enabled() else "other")
-
-    return [
-        model.register_forward_pre_hook(begin, prepend=True),
-        model.register_forward_hook(end),
-    ]

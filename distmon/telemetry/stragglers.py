@@ -1,9 +1,10 @@
 """Which rank holds up the others, told apart from those who wait for it.
 
 Ranks that train together take the same time for a step, so step times name nobody. The slow rank is
-the one whose data, forward or optimizer phase is longer than that of the others; they make up for
-it by waiting, mostly in backward, where the slow one is then the shortest. So nobody is blamed
-for a long backward.
+the one whose own phase is longer than that of the others, and who comes late to where they meet
+next; they make up for it by waiting there. So nobody is blamed for a long communication, or for a
+long backward where the two are not told apart; and a rank that waits in forward, because it came
+there early, is not late when it is done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from distmon.telemetry.phases import PHASES
 
+SINCE_MEETING = ("optimizer", "other", "data", "forward", "backward")
+"""Phases in their order from one communication to the next."""
 Floats = NDArray[np.float64]
 SPREAD_TO_SIGMA = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
@@ -34,7 +37,7 @@ class Straggler:
     sigmas: float
     """The excess in robust standard deviations over ranks."""
     waiting: tuple[int, ...]
-    """Ranks that wait for it: shorter here and longer where ranks meet."""
+    """Ranks that wait for it: what they are faster by in this phase they lose in the others."""
 
 
 def find_stragglers(
@@ -42,11 +45,16 @@ def find_stragglers(
 ) -> list[Straggler]:
     """Ranks above the median by more than `share` of a step, `sigmas` and `seconds`.
 
-    `ranks[f"{phase}_seconds"][rank]`; a rank that told nothing has NaN or only zeros. Backward,
-    where ranks meet, and `other`, with the monitor's own work in it, are nobody's fault: they have
-    no `{phase}_floor_seconds`.
+    `ranks[f"{phase}_seconds"][rank]`; a rank that told nothing has NaN or only zeros.
+    Communication, where ranks meet, and `other`, with the monitor's own work in it, are nobody's
+    fault: they have no `{phase}_floor_seconds`. Records without phases, as of older runs, name
+    nobody.
     """
-    table = np.stack([ranks[f"{phase}_seconds"] for phase in PHASES])
+    known = {p: ranks[f"{p}_seconds"] for p in PHASES if f"{p}_seconds" in ranks}
+    if not known:
+        return []
+    unknown = np.zeros_like(next(iter(known.values())))
+    table = np.stack([known.get(phase, unknown) for phase in PHASES])
     told = np.isfinite(table).all(0) & (table.sum(0) > 0)
     if told.sum() < 2:
         return []
@@ -59,11 +67,13 @@ def find_stragglers(
     # Where nearly all ranks agree to the microsecond, everything would be an outlier.
     spread = np.maximum(spread, 0.01 * step)
     found = []
-    slow = (excess > limit) & (excess / spread > sigmas) & (_steady_excess(ranks, rows) > limit)
+    slow = (excess > limit) & (excess / spread > sigmas) & (_lateness(times) > excess / 2)
+    slow &= _steady_excess(ranks, rows, times) > limit
     for p, i in zip(*np.nonzero(slow), strict=True):
-        if _is_waiting(int(p), excess[:, i]):
-            continue
-        others = [int(rows[j]) for j in np.flatnonzero(_waits_for(excess, int(i)))]
+        rest = times.sum(0) - times[p]
+        waits = rest - rest[i] > excess[p, i] / 2
+        if 2 * waits.sum() < len(rows) - 1:
+            continue  # a rank that most of the others do not wait for holds up nobody
         found.append(
             Straggler(
                 rank=int(rows[i]),
@@ -71,22 +81,38 @@ def find_stragglers(
                 excess_seconds=float(excess[p, i]),
                 share=float(excess[p, i] / step),
                 sigmas=float(excess[p, i] / spread[p, 0]),
-                waiting=tuple(others),
+                waiting=tuple(rows[waits].tolist()),
             )
         )
     return sorted(found, key=lambda s: -s.excess_seconds)
 
 
-def _steady_excess(ranks: Mapping[str, Floats], rows: NDArray[np.int64]) -> Floats:
-    """By phase and rank, the excess of what nearly every step takes; 0 where it is not told.
+def _lateness(times: Floats) -> Floats:
+    """By phase and rank, how much later than the median rank it is when the phase ends.
 
-    Other processes on a machine delay a step now and then, a slow rank is slow in all of them.
+    Counted from where ranks have last met. A rank that makes up in one phase for what it lost, or
+    will lose by waiting, in another is not late.
     """
-    excess = np.zeros((len(PHASES), len(rows)))
+    late = np.zeros_like(times)
+    passed = np.zeros(times.shape[1])
+    for phase in SINCE_MEETING:
+        p = PHASES.index(phase)
+        passed = passed + times[p]
+        late[p] = passed - _lower_median(passed)
+    return late
+
+
+def _steady_excess(ranks: Mapping[str, Floats], rows: NDArray[np.int64], times: Floats) -> Floats:
+    """By phase and rank, how much its better steps exceed the median rank's usual one; else 0.
+
+    Other processes on a machine delay one rank or another for a few steps; a slow rank is slower
+    than the others usually are in nearly every step.
+    """
+    excess = np.zeros_like(times)
     for p, phase in enumerate(PHASES):
         floor = ranks.get(f"{phase}_floor_seconds")
         if floor is not None:
-            excess[p] = floor[rows] - _lower_median(floor[rows])
+            excess[p] = floor[rows] - _lower_median(times[p])
     return excess
 
 
@@ -94,16 +120,3 @@ def _lower_median(table: Floats) -> Floats:
     """Along the last axis; of two ranks the faster one is the measure."""
     middle = np.sort(table, axis=-1)[..., (table.shape[-1] - 1) // 2]
     return np.asarray(middle[..., None])
-
-
-def _is_waiting(phase: int, excess: Floats) -> bool:
-    """Whether a rank is long in forward because it came there early, to gather what ranks share."""
-    return PHASES[phase] == "forward" and PHASES[int(np.argmin(excess))] == "data"
-
-
-def _waits_for(excess: Floats, slow: int) -> NDArray[np.bool_]:
-    """Ranks that spend longer than the slow one in the phase where it is shortest."""
-    meeting = int(np.argmin(excess[:, slow]))
-    waits = excess[meeting] > excess[meeting, slow] / 2
-    waits[slow] = False
-    return np.asarray(waits)

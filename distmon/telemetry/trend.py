@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-FEWEST: Final = 128
-"""Values below which no slope is given: it takes a few teeth to see through a sawtooth."""
 _STRETCHES: Final = 16
+FEWEST: Final = _STRETCHES
+"""Values below which no slope is given. It takes 128 to see through a sawtooth: fewer, and only
+growth well above its teeth means something."""
 
 
 def creep(values: Sequence[float], steps: Sequence[float], window: int = 256) -> float:

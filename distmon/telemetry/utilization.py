@@ -18,35 +18,51 @@ class Utilization:
 
     def __init__(self) -> None:
         self.mfu: Mfu | None = None
+        self._asked: tuple[Peak, bool] | None = None
         self._counter: UsefulFlops | None = None
-        self._counting: tuple[Peak, bool] | None = None
+        self._counting = False
 
     def count_once(self, peak: Peak, causal: bool) -> None:
         """Count the FLOPs of one training step, between `begin_step` and `end_step`."""
-        self._counting = (peak, causal)
+        self._asked = (peak, causal)
 
     def begin_step(self) -> None:
         """Just after a step: the next one is counted, if that was asked for."""
-        if self._counting is not None and self._counter is None:
+        if self._asked is None or self._counter is not None:
+            return
+        try:
             self._counter = UsefulFlops()
             self._counter.__enter__()
+            self._counting = True
+        except Exception as error:  # in the user's training loop
+            self._give_up(error)
 
     def end_backward(self) -> None:
-        """Just before the optimizer: what was to be counted is over."""
-        if self._counter is not None and self._counting is not None:
+        """Just before an optimizer, or at the end: what was to be counted is over."""
+        if not self._counting or self._counter is None:
+            return
+        self._counting = False
+        try:
             self._counter.__exit__(None, None, None)
+        except Exception as error:
+            self._give_up(error)
 
     def end_step(self, tokens: float) -> None:
         """`tokens` are this rank's own in the step that was counted."""
-        if self._counter is None or self._counting is None:
+        self.end_backward()  # a step that no optimizer took
+        if self._counter is None or self._asked is None:
             return
-        counter, (peak, causal) = self._counter, self._counting
-        self._counting = None
+        peak, causal = self._asked
+        self._asked = None
         try:
-            self.mfu = Mfu(counter.per_token(tokens, causal), peak)
+            self.mfu = Mfu(self._counter.per_token(tokens, causal), peak)
             log.info("MFU: %s", self.mfu.provenance.describe())
         except DistmonError as error:
             log.warning("%s", error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._asked = None
+        log.warning("no MFU: counting FLOPs failed: %s: %s", type(error).__name__, error)
 
     def metrics(self, known: Mapping[str, float], devices: int) -> dict[str, float]:
         """`performance/mfu`, or the impossible number under a name of its own."""

@@ -127,5 +127,26 @@ def test_a_leak_is_told_from_warming_up() -> None:
     steps = np.arange(300.0)
     found = _follow("memory_creep", records(1e9 + 1e6 * steps))
     assert found[0].rule == "memory_creep"
-    assert "memory of the host grows" in found[0].message
+    assert "memory of the host keeps growing, most on the fullest rank" in found[0].message
+    assert found[0].ranks == ()
     assert _follow("memory_creep", records(1e9 + 3e8 * (1 - np.exp(-steps / 20)))) == []
+    assert _follow("memory_creep", records(np.full(300, 1e9))) == []
+
+
+def test_a_fast_leak_is_named_early_and_on_its_rank() -> None:
+    """On a rank that holds less than another one, and after a record that it did not tell."""
+
+    def records(by_rank: np.ndarray) -> list[dict[str, Any]]:
+        return [
+            {"metrics": {"memory/rss_bytes": float(np.nanmax(row))}, "ranks": _ranks(rss_bytes=row)}
+            for row in by_rank
+        ]
+
+    held = np.tile([5e9, 1e9, 1e9, 1e9], (60, 1)) + np.random.default_rng(0).random((60, 4)) * 20e6
+    leaking = held.copy()
+    leaking[:, 2] += 80e6 * np.arange(60)
+    leaking[0, 2] = np.nan
+    (alert, *_) = _follow("memory_creep", records(leaking))
+    assert (alert.step, alert.ranks) == (16, (2,))
+    assert "most on rank 2: by 73,743.5 MB per 1000 steps" in alert.message
+    assert _follow("memory_creep", records(held)) == []

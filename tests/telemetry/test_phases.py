@@ -1,14 +1,15 @@
-"""Steps cut into phases, and the rank that holds up the others."""
+"""Steps cut into phases."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from distmon.telemetry.phases import OWN, PHASES, STEPS, HostMark, PhaseClock, mark_forward
-from distmon.telemetry.stragglers import find_stragglers
+from distmon.telemetry.marks import mark_phases
+from distmon.telemetry.phases import PHASES, STEPS, HostMark, PhaseClock
 
 
 class Hand:
@@ -29,13 +30,22 @@ def hand() -> Hand:
     return Hand()
 
 
-def _one_step(clock: PhaseClock, hand: Hand, data: float = 1.0, micro: int = 1) -> None:
+def _one_step(
+    clock: PhaseClock,
+    hand: Hand,
+    data: float = 1.0,
+    micro: int = 1,
+    communication: bool = True,
+) -> None:
     hand.at += data
     for _ in range(micro):
         clock.enter("forward")
         hand.at += 2
         clock.enter("backward")
         hand.at += 4
+    if communication:
+        clock.enter("communication")
+    hand.at += 3
     clock.enter("optimizer")
     hand.at += 0.5
     clock.enter("other")
@@ -55,6 +65,18 @@ def test_the_floor_is_what_nearly_every_step_takes(hand: Hand) -> None:
         clock.step_done(1, 9)
     told = clock.take()
     assert (told["data_floor_seconds"], told["data_seconds"]) == (3.0, 5.5)
+    assert told["backward_floor_seconds"] == 4
+
+
+def test_backward_has_a_floor_only_where_communication_is_told_apart(hand: Hand) -> None:
+    clock = PhaseClock(hand.mark)
+    clock.step_done(1, 9)
+    for communication in (True, False):
+        _one_step(clock, hand, communication=communication)
+        clock.step_done(1, 9)
+    told = clock.take()
+    assert math.isnan(told["backward_floor_seconds"])
+    assert told["backward_seconds"] == (4 + 4 + 3) / 2
 
 
 def test_every_second_of_a_step_belongs_to_one_phase(hand: Hand) -> None:
@@ -67,6 +89,7 @@ def test_every_second_of_a_step_belongs_to_one_phase(hand: Hand) -> None:
         "data": 1,
         "forward": 4,
         "backward": 8,
+        "communication": 3,
         "optimizer": 0.5,
         "other": 0.25,
     }
@@ -112,7 +135,8 @@ def test_the_user_may_say_what_it_is(hand: Hand) -> None:
     clock.enter("forward")
     hand.at += 2
     clock.step_done(2, 2)
-    assert _phases(clock) == {"data": 2, "forward": 2, "backward": 0, "optimizer": 0, "other": 10}
+    found = {phase: seconds for phase, seconds in _phases(clock).items() if seconds}
+    assert found == {"data": 2, "forward": 2, "other": 10}
 
 
 def test_the_model_tells_forward_and_evaluation_apart(hand: Hand) -> None:
@@ -123,7 +147,7 @@ def test_the_model_tells_forward_and_evaluation_apart(hand: Hand) -> None:
 
     model = Slow()
     clock = PhaseClock(hand.mark)
-    handles = mark_forward(model, clock)
+    handles = mark_phases(model, clock)
     clock.step_done(1, 2)
     with torch.no_grad():
         model(torch.ones(1))
@@ -131,56 +155,9 @@ def test_the_model_tells_forward_and_evaluation_apart(hand: Hand) -> None:
     model(torch.ones(1))
     hand.at += 1
     clock.step_done(2, 2)
-    assert _phases(clock) == {"data": 0, "forward": 3, "backward": 1, "optimizer": 0, "other": 8}
+    found = {phase: seconds for phase, seconds in _phases(clock).items() if seconds}
+    assert found == {"forward": 3, "backward": 1, "other": 8}
+    assert len(handles) == 2  # nothing to tell of a backward without other ranks
     for handle in handles:
         handle.remove()
     assert not model._forward_hooks
-
-
-def _ranks(world: int, noise: float = 0.0, seed: int = 0) -> dict[str, np.ndarray]:
-    """Ranks that meet in backward: whoever is early waits there."""
-    rng = np.random.default_rng(seed)
-    base = {"data": 0.01, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "other": 0.0}
-    rows = {
-        f"{p}_seconds": base[p] * (1 + noise * np.abs(rng.standard_normal(world))) for p in PHASES
-    }
-    return rows | {f"{p}_floor_seconds": 0.9 * rows[f"{p}_seconds"] for p in OWN}
-
-
-def _slow(ranks: dict[str, np.ndarray], rank: int, phase: str, by: float) -> None:
-    ranks[f"{phase}_seconds"][rank] += by
-    ranks[f"{phase}_floor_seconds"][rank] += by
-    others = np.arange(len(ranks["data_seconds"])) != rank
-    ranks["backward_seconds"][others] += by
-
-
-@pytest.mark.parametrize("world", [2, 4, 1024])
-@pytest.mark.parametrize("phase", ["data", "forward", "optimizer"])
-def test_the_slow_rank_is_named_and_the_waiting_ones_are_not(world: int, phase: str) -> None:
-    ranks = _ranks(world, noise=0.02)
-    slow = 1 if world == 2 else world // 2 + 1
-    _slow(ranks, slow, phase, 0.1)
-    (found,) = find_stragglers(ranks, share=0.1, sigmas=4)
-    assert (found.rank, found.phase) == (slow, phase)
-    assert found.waiting == tuple(r for r in range(world) if r != slow)
-    assert found.excess_seconds == pytest.approx(0.1, rel=0.1)
-
-
-def test_a_rank_that_comes_early_and_waits_is_not_slow() -> None:
-    """Ranks that share their weights meet in forward; the fast loader waits there."""
-    ranks = _ranks(8)
-    ranks["data_seconds"] += 0.1
-    ranks["data_seconds"][3] -= 0.1
-    ranks["forward_seconds"][3] += 0.1
-    ranks["forward_floor_seconds"][3] += 0.1
-    assert find_stragglers(ranks, share=0.1, sigmas=4) == []
-
-
-def test_ordinary_noise_names_nobody() -> None:
-    for seed in range(200):
-        assert find_stragglers(_ranks(4, 0.1, seed), share=0.1, sigmas=4) == []
-    busy = _ranks(4)
-    busy["forward_seconds"][1] += 0.2  # in more than half of the steps, but not in nearly all
-    assert find_stragglers(busy, share=0.1, sigmas=4) == []
-    silent = {f"{p}_seconds": np.zeros(8) for p in PHASES}
-    assert find_stragglers(silent, share=0.1, sigmas=4) == []

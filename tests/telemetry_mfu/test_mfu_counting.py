@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from distmon.telemetry.mfu import counting
 from distmon.telemetry.mfu.counting import UsefulFlops, count_flops
@@ -19,6 +20,7 @@ from distmon.telemetry.mfu.measured_peak import measure_peak
 from distmon.telemetry.mfu.peaks import Peak
 from distmon.telemetry.mfu.unavailable import MfuUnavailableError
 from distmon.telemetry.mfu.utilization import Mfu
+from distmon.telemetry.utilization import Utilization
 
 SEQUENCES = 16
 IDS = torch.zeros(SEQUENCES, SMALL.context, dtype=torch.long)
@@ -64,6 +66,40 @@ def test_the_same_work_in_1_4_and_16_parts_gives_the_same_mfu() -> None:
         readings.add(Mfu(flops, peak).value(TOKENS / 2.0, devices=2).value)
     assert len(readings) == 1
     assert readings.pop() == pytest.approx(SMALL.flops(True).value * TOKENS / 2.0 / 2e12)
+
+
+@pytest.mark.parametrize("optimizers", [0, 1, 2])
+def test_counting_ends_with_the_step(optimizers: int) -> None:
+    """Also when a scaler skips it, and when several optimizers take it one after the other."""
+    utilization = Utilization()
+    utilization.count_once(Peak(1e12, "fp32", "given by the user"), causal=True)
+    for _ in range(2):
+        utilization.begin_step()
+        train(Decoder(SMALL), IDS)
+        for _ in range(optimizers):
+            utilization.end_backward()
+        utilization.end_step(TOKENS)
+        assert _get_current_dispatch_mode() is None
+    assert utilization.mfu is not None
+    counted = utilization.mfu.provenance.flops
+    assert counted.value == pytest.approx(SMALL.flops(causal=True).value)
+
+
+def test_a_counter_that_fails_does_not_reach_the_training_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: UsefulFlops) -> None:
+        raise RuntimeError("another mode is active")
+
+    monkeypatch.setattr(UsefulFlops, "__enter__", broken)
+    utilization = Utilization()
+    utilization.count_once(Peak(1e12, "fp32", "given by the user"), causal=True)
+    for _ in range(2):
+        utilization.begin_step()
+        utilization.end_backward()
+        utilization.end_step(TOKENS)
+    assert utilization.mfu is None
+    assert caplog.text.count("no MFU: counting FLOPs failed: RuntimeError: another mode") == 1
 
 
 def test_a_weight_that_is_not_trained_costs_less() -> None:

@@ -108,13 +108,44 @@ def test_a_slice_has_its_share_of_the_peak(device_name: str, share: float) -> No
     peak = TABLE.find(device_name, "bf16")
     assert peak.flops == pytest.approx(share * 1e12)
     parent = device_name.split(" MIG ")[0]
-    assert f"slices of {parent}, NVIDIA" in peak.source
+    assert f"slices of {parent}, " in peak.source
 
 
 def test_slices_that_do_not_exist_are_refused() -> None:
     for name in ("NVIDIA L40S MIG 1g.5gb", "NVIDIA A30 MIG 7g.24gb", "NVIDIA A30 MIG 0g.6gb"):
         with pytest.raises(MfuUnavailableError, match="is not known to be cut into"):
             TABLE.find(name, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("device_name", "units", "flops_per_clock", "clock_ghz"),
+    [
+        ("NVIDIA A30", 56, 2048, 1.44),
+        ("NVIDIA A40", 84, 1024, 1.74),
+        ("NVIDIA A10", 72, 1024, 1.695),
+        ("NVIDIA RTX A6000", 84, 1024, 1.8),
+        ("NVIDIA RTX A5000", 64, 1024, 1.695),
+        ("NVIDIA RTX A4000", 48, 1024, 1.56),
+        ("NVIDIA H200", 132, 4096, 1.83),
+        ("NVIDIA RTX 6000 Ada Generation", 142, 1024, 2.505),
+        ("NVIDIA GeForce RTX 5090", 170, 512, 2.407),
+        ("NVIDIA GeForce RTX 4080", 76, 512, 2.505),
+        ("NVIDIA GeForce RTX 3090", 82, 512, 1.695),
+        ("Quadro RTX 6000", 72, 1024, 1.77),
+        ("AMD Instinct MI355X", 256, 4096, 2.4),
+        ("AMD Instinct MI350X", 256, 4096, 2.2),
+        ("AMD Instinct MI300X", 304, 2048, 2.1),
+        ("AMD Instinct MI300A", 228, 2048, 2.1),
+        ("AMD Instinct MI250", 104, 1024, 1.7),
+        ("AMD Instinct MI100", 120, 1024, 1.502),
+    ],
+)
+def test_a_peak_is_what_all_units_do_in_a_clock(
+    device_name: str, units: int, flops_per_clock: int, clock_ghz: float
+) -> None:
+    """GeForce cards: with fp32 accumulation, half of the rate."""
+    expected = units * flops_per_clock * clock_ghz * 1e9
+    assert TABLE.find(device_name, "fp16").flops == pytest.approx(expected, rel=0.005)
 
 
 def test_the_rates_of_a_row_fit_together() -> None:
@@ -160,7 +191,7 @@ def test_the_users_number_comes_first_then_the_table_then_a_measurement() -> Non
         return resolve_peak(**{"device_name": "NVIDIA H200", "dtype": "bf16", **inputs})  # type: ignore[arg-type]
 
     assert peak(given=1e12, measure=measured) == Peak(1e12, "bf16", "given by the user")
-    assert peak(measure=measured).source == "NVIDIA H200 datasheet (SXM) (from memory)"
+    assert peak(measure=measured).source.startswith("public specification lists: the chip of")
     assert peak(device_name="NVIDIA X1", measure=measured) == measured()
     assert peak(device_name=None, measure=measured) == measured()
     with pytest.raises(MfuUnavailableError, match="no peaks of CPUs"):
