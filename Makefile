@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 RUN    ?= runs/demo
 
-.PHONY: demo test lint bench clean install
+.PHONY: demo test lint bench bench-full clean install
 
 # Installed again only when what is to be installed has changed.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,bench]'
@@ -31,7 +31,10 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/observation.py
+	$(BIN)/python benchmarks/overhead.py --quick --out runs/bench
+
+bench-full: $(STAMP)
+	$(BIN)/python benchmarks/overhead.py --full --out runs/bench-full
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -154,6 +154,47 @@ def replay(
         raise typer.Exit(code)
 
 
+@app.command()
+def bench(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Your own model as module:factory, importable from here. factory() returns a "
+            "model, or (model, step) where step(model) makes a forward pass on a batch of its own "
+            "and returns the loss."
+        ),
+    ],
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help='For a model alone: the shape of a random batch, "8x128", or "8x128:50257" for '
+            "integers below 50257. The loss is then the mean square of the output."
+        ),
+    ] = None,
+    contenders: Annotated[
+        str | None, typer.Option(help="Names, comma-separated. Default: all of them.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="How often each takes its turn, at least 2.")] = 7,
+    limit: Annotated[
+        float,
+        typer.Option(help="Seconds after which a slow contender takes no more turns, but 3."),
+    ] = 15.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results. Default: runs/bench-MODEL.")
+    ] = None,
+) -> None:
+    """What does watching cost on your own model, next to other ways to watch?
+
+    Trains it here, while contenders take turns after real steps; each answer is checked first.
+    Prints a table and writes numbers, pictures and a page. Exit code 1 when an answer of distmon
+    was wrong, 2 for a mistake in the options.
+    """
+    from distmon.cli.bench import run_benchmark
+
+    if not run_benchmark(_console(), model, batch, contenders, rounds, limit, out):
+        raise typer.Exit(1)
+
+
 def _console() -> Console:
     """As wide as the terminal; wide enough for the tables when there is none."""
     console = Console()

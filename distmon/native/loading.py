@@ -48,7 +48,6 @@ class NativeModule(Protocol):
 
     def take_snapshot(
         self,
-        threads: int,
         rows: int,
         slots: int,
         offset_bytes: int,
@@ -68,7 +67,6 @@ class NativeModule(Protocol):
 
     def fill_sampled_rows(
         self,
-        threads: int,
         rows: int,
         slots: int,
         offset_bytes: int,

@@ -12,7 +12,6 @@
 #include "native.h"
 #include "row_layout.h"
 #include "running_totals.h"
-#include "threads.h"
 
 namespace {
 
@@ -46,21 +45,6 @@ void gather(const Offset* offsets, int count, Element element, Value* out) {
   for (int i = 0; i < count; ++i) {
     out[i] = static_cast<Value>(element(offsets[i]));
   }
-}
-
-// Rows that a thread takes at a time: few enough to share out evenly, and more work than the taking.
-constexpr int64_t rows_at_once = 8;
-
-// Calls `fill(row)` for all rows on up to `threads` threads.
-template <typename Fill>
-void for_each_row(int64_t rows, int threads, Fill fill) {
-  const int64_t parts = (rows + rows_at_once - 1) / rows_at_once;
-  share_out(parts, threads, [&](int64_t part) {
-    const int64_t end = std::min(rows, (part + 1) * rows_at_once);
-    for (int64_t row = part * rows_at_once; row < end; ++row) {
-      fill(row);
-    }
-  });
 }
 
 // The sampled elements of one tensor.
@@ -258,11 +242,11 @@ void fill_row(
 
 PyObject* take_snapshot(PyObject*, PyObject* arguments) {
   PyObject *addresses, *starts, *widths, *group_counts, *snapshot;
-  int threads, offset_bytes, value_bytes;
+  int offset_bytes, value_bytes;
   Py_ssize_t rows, slots;
   if (!PyArg_ParseTuple(
-          arguments, "inniiOOOOO", &threads, &rows, &slots, &offset_bytes, &value_bytes, &addresses,
-          &starts, &widths, &group_counts, &snapshot)) {
+          arguments, "nniiOOOOO", &rows, &slots, &offset_bytes, &value_bytes, &addresses, &starts,
+          &widths, &group_counts, &snapshot)) {
     return nullptr;
   }
   Buffers buffers;
@@ -271,8 +255,8 @@ PyObject* take_snapshot(PyObject*, PyObject* arguments) {
       buffers.read<int64_t>(starts, rows), buffers.read<int32_t>(widths, rows),
       buffers.read<int32_t>(group_counts, rows * layout::groups), offset_bytes};
   const auto keep_in = [&](auto* kept) {
-    if (!buffers.failed()) {
-      for_each_row(rows, threads, [&](int64_t row) { snapshot_row(tables, row, kept); });
+    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
+      snapshot_row(tables, row, kept);
     }
   };
   if (value_bytes == sizeof(double)) {
@@ -286,12 +270,12 @@ PyObject* take_snapshot(PyObject*, PyObject* arguments) {
 PyObject* fill_sampled_rows(PyObject*, PyObject* arguments) {
   PyObject *addresses, *starts, *widths, *group_counts, *snapshot;
   PyObject *half_ulp, *multipliers, *applied, *sums, *maxima, *bins, *checksums;
-  int threads, offset_bytes, value_bytes;
+  int offset_bytes, value_bytes;
   Py_ssize_t rows, slots, widest;
   if (!PyArg_ParseTuple(
-          arguments, "inniiOOOOOnOOOOOOO", &threads, &rows, &slots, &offset_bytes, &value_bytes,
-          &addresses, &starts, &widths, &group_counts, &snapshot, &widest, &half_ulp, &multipliers,
-          &applied, &sums, &maxima, &bins, &checksums)) {
+          arguments, "nniiOOOOOnOOOOOOO", &rows, &slots, &offset_bytes, &value_bytes, &addresses,
+          &starts, &widths, &group_counts, &snapshot, &widest, &half_ulp, &multipliers, &applied,
+          &sums, &maxima, &bins, &checksums)) {
     return nullptr;
   }
   Buffers buffers;
@@ -308,10 +292,8 @@ PyObject* fill_sampled_rows(PyObject*, PyObject* arguments) {
       bins == Py_None ? nullptr : buffers.write<double>(bins, rows * layout::bins),
       buffers.write<int64_t>(checksums, rows)};
   const auto compare_with = [&](const auto* kept) {
-    if (!buffers.failed()) {
-      for_each_row(rows, threads, [&](int64_t row) {
-        fill_row(tables, row, kept, factors, halves[row], taken[row], out);
-      });
+    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
+      fill_row(tables, row, kept, factors, halves[row], taken[row], out);
     }
   };
   if (value_bytes == sizeof(double)) {

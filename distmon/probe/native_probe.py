@@ -60,7 +60,7 @@ class NativeProbe:
     def snapshot(self) -> None:
         """Keep the sampled weights as they are now."""
         self._addresses.refresh(grads=False)
-        self._native.take_snapshot(torch.get_num_threads(), *self._tables)
+        self._native.take_snapshot(*self._tables)
 
     @torch.no_grad()
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
@@ -69,16 +69,22 @@ class NativeProbe:
         taken, sums, maxima = applied.numpy(), rows.sums.numpy(), rows.maxima.numpy()
         bins = None if rows.bins is None else rows.bins.numpy()
         checksums = self.row_checksums.numpy()
-        threads = torch.get_num_threads()
         self._native.fill_sampled_rows(
-            threads, *self._tables, *self._constants, taken, sums, maxima, bins, checksums
+            *self._tables, *self._constants, taken, sums, maxima, bins, checksums
         )
         if self._exact:
             # It lets other threads run, so what it reads must outlive whatever they do.
             kept = [(s.weight(), s.grad()) for s in self._shards]
             addresses = self._addresses.dense().numpy()
             self._native.fill_exact_columns(
-                threads, len(kept), addresses, self._numels, taken, sums, maxima, bins
+                torch.get_num_threads(),
+                len(kept),
+                addresses,
+                self._numels,
+                taken,
+                sums,
+                maxima,
+                bins,
             )
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ def load_workload(source: str | None) -> Workload:
     torch.manual_seed(SEED)
     if source is None:
         return example_workload()
-    factory = _find(source)
+    factory = find_factory(source)
     try:
         made = factory()
     except Exception as error:
@@ -62,7 +62,8 @@ def scalar_or_mean_square(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor
     return output if output.ndim == 0 else output.square().mean()
 
 
-def _find(source: str) -> Callable[[], Any]:
+def find_factory(source: str) -> Callable[[], Any]:
+    """The function that `module:factory` names; ConfigError when there is none."""
     name, colon, attribute = source.partition(":")
     if not (name and colon and attribute):
         raise ConfigError(f'--model must be "module:factory", not "{source}"')

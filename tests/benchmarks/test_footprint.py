@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import CPU, TINY_MATRICES
+
+from distmon_benchmarks.contenders import find
+from distmon_benchmarks.counting import count
+from distmon_benchmarks.footprint import _run, measure
+from distmon_benchmarks.memory import meter_for
+from distmon_benchmarks.models import Matrices
+from distmon_benchmarks.workloads import Workload, square_loss
+
+MIB = 2**20
+WIDE = Workload(
+    "wide", "10 matrices of 1 MiB", partial(Matrices, 10, 512), partial(square_loss, 2, 512)
+)
+
+
+def _of(name: str, workload: Workload, folder: Path) -> dict[str, float]:
+    (contender,) = find([name])
+    return measure(workload, "fp32", contender, CPU, folder)
+
+
+def test_operations_and_waits(tmp_path: Path) -> None:
+    clone = _of("naive clone", TINY_MATRICES, tmp_path / "clone")
+    assert clone["launches"] == 10 * 4  # clone, subtract and two norms
+    assert clone["host_syncs"] == 10 * 2
+    norm = _of("foreach_norm", TINY_MATRICES, tmp_path / "norm")
+    assert (norm["launches"], norm["host_syncs"]) == (1, 0)
+    hooks = _of("naive hooks", TINY_MATRICES, tmp_path / "hooks")
+    assert (hooks["launches"], hooks["host_syncs"]) == (10, 10)
+    assert _of("distmon sampled", TINY_MATRICES, tmp_path / "distmon")["host_syncs"] == 0
+
+
+def _answer_of_process(contender: str) -> dict[str, float] | str:
+    """What a process of its own would send; starting one takes seconds."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    _run(theirs, WIDE, "fp32", contender, CPU, torch.get_num_threads())
+    answer: dict[str, float] | str = ours.recv()
+    return answer
+
+
+def test_a_clone_is_seen() -> None:
+    found = _answer_of_process("naive clone")
+    assert isinstance(found, dict)
+    # Ten clones and one difference; resident memory comes in pages and rounding.
+    assert 10.5 * MIB < found["extra_memory"] < 13 * MIB
+    assert found["kept_memory"] < MIB
+
+
+def test_a_failure_is_told() -> None:
+    assert _answer_of_process("nobody") == "it failed with KeyError: 'nobody'"
+
+
+def test_the_peak_is_that_since_the_beginning() -> None:
+    meter = meter_for(CPU)
+    if meter is None:
+        pytest.skip("this system does not tell the peak of a process")
+    torch.ones(64 * MIB // 4)
+    meter.tidy()
+    before = meter.begin()
+    assert meter.peak() - before < 8 * MIB
+    torch.ones(32 * MIB // 4)
+    assert 31 * MIB < meter.peak() - before < 48 * MIB
+    assert meter.now() - before < 8 * MIB
+
+
+def test_views_are_no_operations_and_fetching_waits() -> None:
+    x = torch.ones(3, 3)
+    found = count(lambda: (x.t().view(3, 3), x + 1, x.sum().item(), x.cpu()))
+    assert found.launches == 2
+    assert found.host_syncs == 2
+    assert found.collectives == found.sent_bytes == 0
