@@ -23,6 +23,8 @@ from distmon_benchmarks.truth import ROUNDING, Referee, Verdict, judge
 LEAST_ROUNDS: Final = 3
 """That also a slow contender gets."""
 QUIET_S: Final = 0.03
+IDLE_S: Final = 1e-4
+"""CPU time in that while of threads that have nothing to do."""
 PATIENCE_S: Final = 5.0
 
 
@@ -96,12 +98,13 @@ def _round(training: Training, lanes: Sequence[Lane], number: int, limit_s: floa
     first = number % len(lanes)
     whole: list[tuple[Lane, float]] = []
     bare = 0.0
+    settle()
     for lane in (*lanes[first:], *lanes[:first]):
         if lane.wrong or (lane.seconds > limit_s and lane.turns > LEAST_ROUNDS):
             continue
-        settle()
         with _blaming(lane):
             turn = training.turn(lane.session)
+            lane.add("background", number, settle())
             lane.turns += 1
             if lane.contender.name == NONE.name:
                 bare = turn.whole
@@ -115,6 +118,7 @@ def _round(training: Training, lanes: Sequence[Lane], number: int, limit_s: floa
                     lane.add("hooks", number, turn.hooks)
             if lane.off_interval is not None:
                 idle = training.turn(lane.off_interval)
+                settle()
                 lane.add("skipped_step", number, idle.calls + idle.hooks)
     for lane, seconds in whole:
         lane.seconds += seconds - bare
@@ -158,28 +162,30 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def settle() -> None:
+def settle() -> float:
     """Wait until threads and processes that contenders have started are done with their work.
 
-    Otherwise the one whose turn is next would pay for it.
+    Otherwise the one whose turn is next would pay for it. Returns the CPU time that they took.
     """
     import psutil
 
     me = psutil.Process(os.getpid())
 
     def spent() -> float:
-        total = 0.0
-        for process in (me, *me.children(recursive=True)):
+        """Of this process exactly, of others in hundredths of a second."""
+        total = time.process_time() - time.thread_time()
+        for process in me.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total += times.user + times.system
         return total
 
     deadline = time.monotonic() + PATIENCE_S
-    before = spent()
+    first = before = spent()
     while time.monotonic() < deadline:
         time.sleep(QUIET_S)
         now = spent()
-        if now == before:
-            return
+        if now - before < IDLE_S:
+            break
         before = now
+    return before - first

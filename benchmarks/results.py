@@ -23,6 +23,7 @@ CONTEXT: Final = "context.json"
 UNITS: Final[Mapping[str, str]] = {
     "observation": "s",
     "hooks": "s",
+    "background": "s",
     "step": "s",
     "skipped_step": "s",
     "collective": "s",
@@ -39,6 +40,7 @@ UNITS: Final[Mapping[str, str]] = {
 
 observation: extra time of the contender in one observed step, on the training thread.
 hooks: the part of `observation` that is spent in forward and backward.
+background: CPU time of an observation in threads and processes beside the training thread.
 step: the bare training step, contender `none`.
 skipped_step: extra time in a step that is not observed.
 collective: an all_reduce of the bytes that the contender sends, alone, contender `all_reduce`.

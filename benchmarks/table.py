@@ -54,6 +54,10 @@ def _memory(cost: Cost) -> str:
     return "" if cost.memory is None else wording.size(cost.memory)
 
 
+def _background(cost: Cost) -> str:
+    return wording.seconds(cost.counts["background"]) if "background" in cost.counts else ""
+
+
 def _count(measure: str) -> Cell:
     return lambda cost: f"{cost.counts[measure]:.0f}" if measure in cost.counts else ""
 
@@ -67,6 +71,7 @@ COLUMNS: Final[Mapping[str, Cell]] = {
     "p50": _seconds("p50"),
     "p80": _seconds("p80"),
     "/ sampled": _ratio,
+    "beside": _background,
     "share at 1": _share(1),
     "at 10": _share(10),
     "at 100": _share(100),
@@ -81,13 +86,15 @@ COLUMNS: Final[Mapping[str, Cell]] = {
 """Heading and content, for the console and the page."""
 LEGEND: Final = (
     "p20, p50, p80: time added to one observed step, over rounds. / sampled: median over that of "
-    "distmon sampled, in the rounds that both took part in. share: of the training time when one "
-    "step in 1, 10, 100 is observed. memory: most that it had beyond what training had. tags, log, "
-    "host synchronisations, launches, collectives and bytes sent: per observation."
+    "distmon sampled, in the rounds that both took part in. beside: CPU time in threads and "
+    "processes of its own. share: of the training time when one step in 1, 10, 100 is observed. "
+    "memory: most that it had beyond what training had. tags, log, host synchronisations, "
+    "launches, collectives and bytes sent: per observation."
 )
 IN_README: Final = {
     "one observation (p50)": "p50",
     "times distmon sampled": "/ sampled",
+    "CPU time beside the training thread": "beside",
     "share of training at 1": "share at 1",
     "at 100": "at 100",
     "extra memory": "memory",

@@ -6,7 +6,7 @@ may be off: typical estimates have to be within that, nearly all within a few ti
 may be grossly wrong.
 
 With one exception: when nearly everything lies in very few rows, as in the gradient of an embedding
-after a short text, a sample sees nothing of it and cannot know. What was not judged for that reason,
+after a short text, a sample sees nothing of it and cannot know. What was not judged because of it,
 and how many estimates are far off, is told with the results.
 """
 
@@ -28,8 +28,8 @@ ROUNDING: Final[Mapping[torch.dtype, float]] = {torch.float32: 1e-4, torch.bfloa
 """How far a norm may be off in any case, relatively: torch rounds that of a bfloat16 tensor to
 bfloat16."""
 AS_TORCH: Final = 2.0
-"""Times the error of torch's own norm. It adds squares in float32, where small ones are lost beside a
-large sum: 0.24% were missing in the gradient of GPT-2's embedding."""
+"""Times the error of torch's own norm. It adds squares in float32, where small ones are lost beside
+a large sum: 0.24% were missing in the gradient of GPT-2's embedding."""
 TYPICAL_ERRORS: Final = 2.0
 """The median estimate has to be within this many standard errors."""
 FAR_ERRORS: Final = 6.0
@@ -186,9 +186,8 @@ def judge(
         if median(errors) > TYPICAL_ERRORS:
             return Verdict(f"{what} norms are typically {median(errors):.1f} standard errors off")
         if far > max(1, FAR_SHARE * len(errors)):
-            return Verdict(
-                f"{far} of {len(errors)} {what} norms are more than {FAR_ERRORS:g} standard errors off"
-            )
+            many = f"{far} of {len(errors)} {what} norms"
+            return Verdict(f"{many} are more than {FAR_ERRORS:g} standard errors off")
         if median(shares) > USEFUL:
             return Verdict(f"{what} norms have a standard error of {median(shares):.0%}, typically")
         judged, far_off = judged + len(errors), far_off + far

@@ -18,7 +18,7 @@ from distmon_benchmarks.workloads import WORKLOADS, find_workloads
 def test_a_run_says_what_it_measured_and_what_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interleaved, "settle", lambda: None)
+    monkeypatch.setattr(interleaved, "settle", lambda: 0.0)
     huge = replace(TINY_MATRICES, name="huge", elements=10**15)
     plan = Plan(
         cases=[(TINY_MATRICES, "fp32"), (TINY_MATRICES, "bf16"), (huge, "fp32")],
