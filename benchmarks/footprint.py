@@ -16,7 +16,7 @@ import torch
 
 from distmon.errors import DistmonError
 from distmon_benchmarks.contenders import Contender, Session, find
-from distmon_benchmarks.counting import count
+from distmon_benchmarks.counting import Counts, count
 from distmon_benchmarks.memory import Meter, meter_for
 from distmon_benchmarks.models import Matrices
 from distmon_benchmarks.training import Training
@@ -77,35 +77,42 @@ def measure(
 ) -> dict[str, float]:
     """In this process; what was allocated in it before may hide what the contender needs."""
     _rehearse(contender, dtype, device, folder / "rehearsal")
-    training = Training.begin(workload, dtype, device)
-    training.turn(Session())
-    bare = count(lambda: training.turn(Session()))
+    training = Training.begin(workload, dtype, device, timed=False)
     meter = meter_for(device)
-    found: dict[str, float] = {}
-    bare_peak = 0
-    before = 0
-    if meter is not None:
-        bare_peak = _step_peak(training, Session(), meter)
-        meter.tidy()
-        before = meter.now()
+    training.turn(Session())
+    bare, bare_peak = _weighed(training, Session(), meter)
+    before = _settled(meter)
     session = contender.attach(training.model, training.optimizer, folder / "run")
     training.turn(session)  # many make their buffers at the first observation
+    kept = max(0, _settled(meter) - before)
+    scales = Scales(session, meter) if meter and contender.timing == "directly" else None
+    counts, peak = _weighed(training, scales or session, None if scales else meter)
+    session.detach()
+    counts -= bare
+    found: dict[str, float] = {"launches": counts.launches, "host_syncs": counts.host_syncs}
+    if meter is not None:
+        found["kept_memory"] = kept
+        found["extra_memory"] = kept + max(0, scales.peak if scales else peak - bare_peak)
+    return found
+
+
+def _settled(meter: Meter | None) -> int:
+    """Memory in use when everything that is not has been given back."""
+    if meter is None:
+        return 0
+    meter.tidy()
+    return meter.now()
+
+
+def _weighed(training: Training, session: Session, meter: Meter | None) -> tuple[Counts, int]:
+    """What a step does, and the memory that it takes beyond what there was before it."""
+    training.optimizer.zero_grad()
+    before = 0
     if meter is not None:
         meter.tidy()
-        kept = max(0, meter.now() - before)
-        if contender.timing == "whole step":
-            moment = _step_peak(training, session, meter) - bare_peak
-        else:
-            scales = Scales(session, meter)
-            training.turn(scales)
-            moment = scales.peak
-        found["kept_memory"] = kept
-        found["extra_memory"] = kept + max(0, moment)
-    counts = count(lambda: training.turn(session)) - bare
-    session.detach()
-    found["launches"] = counts.launches
-    found["host_syncs"] = counts.host_syncs
-    return found
+        before = meter.begin()
+    counts = count(lambda: training.turn(session))
+    return counts, meter.peak() - before if meter is not None else 0
 
 
 def _rehearse(contender: Contender, dtype: Dtype, device: torch.device, folder: Path) -> None:
@@ -115,15 +122,6 @@ def _rehearse(contender: Contender, dtype: Dtype, device: torch.device, folder: 
     for _ in range(2):
         training.turn(session)
     session.detach()
-
-
-def _step_peak(training: Training, session: Session, meter: Meter) -> int:
-    """Memory that a whole step takes beyond what there was before it."""
-    training.optimizer.zero_grad()
-    meter.tidy()
-    before = meter.begin()
-    training.turn(session)
-    return meter.peak() - before
 
 
 class Scales(Session):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +49,16 @@ class Plan:
     """For the observations of one contender in one case."""
     ranks: Sequence[int]
     full: bool
+    growth_rounds: int | None = None
+    """For workloads that show growth, and for ranks; `rounds` when absent."""
 
     def of(self, workload: Workload) -> list[Contender]:
         """Who takes part in it."""
         return [c for c in self.contenders if c.in_growth or self.full or not workload.growth]
+
+    def rounds_of(self, workload: Workload) -> int:
+        """How many are timed."""
+        return self.growth_rounds or self.rounds if workload.growth else self.rounds
 
     def footprints(self, workload: Workload) -> bool:
         """Whether memory is measured: it takes a process and four steps for each contender."""
@@ -61,7 +68,7 @@ class Plan:
     def steps(self) -> int:
         """For the progress bar."""
         cases = (
-            measuring.steps(self.of(workload), self.rounds, self.footprints(workload))
+            measuring.steps(self.of(workload), self.rounds_of(workload), self.footprints(workload))
             for workload, _ in self.cases
         )
         return sum(cases) + len(self.ranks) * len(ranks.PARALLEL)
@@ -69,10 +76,13 @@ class Plan:
 
 def run(plan: Plan, out: Path, console: Console) -> None:
     """Measure everything of the plan and write it to `out`."""
+    begin = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for_growth = plan.growth_rounds or plan.rounds
     conditions = {
         "optimizer": "fused AdamW",
-        "rounds": f"{plan.rounds}; fewer, but 3, for a contender that has taken {plan.limit_s:g} s",
+        "rounds": f"{plan.rounds}, or {for_growth} where growth is measured; "
+        f"3 for a contender whose observations take more than {plan.limit_s:g} s",
     }
     columns = (
         TextColumn("{task.description:32}"),
@@ -93,21 +103,23 @@ def run(plan: Plan, out: Path, console: Console) -> None:
                 dtype,
                 contenders,
                 writer,
-                rounds=plan.rounds,
+                rounds=plan.rounds_of(workload),
                 limit_s=plan.limit_s,
                 footprints=plan.footprints(workload),
                 device=device,
                 advance=lambda what: progress.update(task, advance=1, description=what),
             )
             # Also when it was skipped.
-            whole = measuring.steps(contenders, plan.rounds, plan.footprints(workload))
+            whole = measuring.steps(contenders, plan.rounds_of(workload), plan.footprints(workload))
             progress.update(task, completed=before + whole)
         for parallel in ranks.PARALLEL:
             for number in plan.ranks:
                 progress.update(task, description=f"{number} ranks of {parallel}")
-                _race_on_ranks(parallel, number, plan.rounds, writer)
+                _race_on_ranks(parallel, number, for_growth, writer)
                 progress.update(task, advance=1)
         writer.context.load_after = machine.load()
+        minutes = (time.monotonic() - begin) / 60
+        writer.context.conditions["duration"] = f"{minutes:.0f} minutes"
 
 
 def _race_on_ranks(parallel: str, number: int, rounds: int, writer: ResultsWriter) -> None:
@@ -132,7 +144,7 @@ def read_plan(arguments: Sequence[str] | None = None) -> tuple[Plan, Path]:
     parser.add_argument("--contenders", help="names with commas; all when absent")
     parser.add_argument("--dtypes", help="fp32,bf16")
     parser.add_argument("--ranks", help="numbers with commas, 0 for no ranks")
-    parser.add_argument("--rounds", type=int, help="7, or 15 with --full")
+    parser.add_argument("--rounds", type=int, help="15 with --full, else 7, and 5 for growth")
     parser.add_argument("--limit", type=float, help="seconds per contender; 15, or 120 with --full")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     options = parser.parse_args(arguments)
@@ -170,6 +182,7 @@ def read_plan(arguments: Sequence[str] | None = None) -> tuple[Plan, Path]:
         options.limit if options.limit is not None else 120.0 if full else 15.0,
         [int(each) for each in numbers if int(each) > 0],
         full,
+        growth_rounds=options.rounds or (15 if full else 5),
     ), options.out
 
 

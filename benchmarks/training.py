@@ -47,13 +47,16 @@ class Training:
         self._meet = meet
 
     @classmethod
-    def begin(cls, workload: Workload, dtype: Dtype, device: torch.device) -> Training:
-        """Build the model; always the same one."""
+    def begin(
+        cls, workload: Workload, dtype: Dtype, device: torch.device, timed: bool = True
+    ) -> Training:
+        """Build the model; always the same one. Where nothing is `timed`, batches are small."""
         torch.manual_seed(0)
         model = workload.build().to(device, DTYPES[dtype])
         # The fastest that torch has, so that the share of the step is not made small by it.
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-        return cls(model, optimizer, lambda: workload.loss(model, device), device)
+        loss = workload.loss if timed else workload.small_loss or workload.loss
+        return cls(model, optimizer, lambda: loss(model, device), device)
 
     def case(self, workload: Workload, dtype: Dtype) -> Case:
         """How its results are labelled."""

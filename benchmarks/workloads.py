@@ -32,6 +32,8 @@ class Workload:
     build: Callable[[], nn.Module]
     loss: Callable[[nn.Module, torch.device], torch.Tensor]
     """A forward pass on a new batch."""
+    small_loss: Callable[[nn.Module, torch.device], torch.Tensor] | None = None
+    """The same on a smaller batch, for where nothing is timed."""
     elements: int = 0
     """About how many there are; what does not fit is not built. 0: it surely fits."""
     growth: bool = False
@@ -93,6 +95,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
         "GPT-2 124M with a tied embedding, 1 sequence of 256 tokens",
         Gpt2,
         partial(language_loss, 1, 256, 50257),
+        partial(language_loss, 1, 8, 50257),
         elements=124_439_808,
     ),
     Workload(
@@ -100,6 +103,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
         "the shape of Llama 3.2 1B, 1 sequence of 64 tokens",
         Llama,
         partial(language_loss, 1, 64, 128256),
+        partial(language_loss, 1, 8, 128256),
         elements=1_235_814_400,
     ),
     matrices("tensors-100", 100, 64),

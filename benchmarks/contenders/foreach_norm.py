@@ -56,4 +56,5 @@ OF_BOTH: Final = Contender(
     timing="directly",
     begin=lambda watched: ForeachSession(watched.model, weights=True),
     finds=("weight", "grad"),
+    in_growth=False,
 )

@@ -64,4 +64,5 @@ NAIVE_HOOKS: Final = Contender(
     timing="directly",
     begin=lambda watched: HooksSession(watched.model),
     finds=("grad",),
+    in_growth=False,
 )

@@ -26,10 +26,11 @@ def test_a_run_says_what_it_measured_and_what_not(
             *find(["none", "distmon sampled", "wandb.watch"]),
             contender("absent", Session(), package="surely_absent", install="pip install it"),
         ],
-        rounds=2,
+        rounds=3,
         limit_s=1.0,
         ranks=[],
         full=False,
+        growth_rounds=2,
     )
     run(plan, tmp_path, Console(quiet=True))
     results = read(tmp_path)
