@@ -23,10 +23,8 @@ from distmon_benchmarks.truth import ROUNDING, Referee, Verdict, judge
 LEAST_ROUNDS: Final = 3
 """That also a slow contender gets."""
 QUIET_S: Final = 0.03
-IDLE: Final = 0.05
-"""Share of a core that a process may use and still be called idle for QUIET_S."""
-IDLE_S: Final = 1e-4
-"""CPU time in that while of threads that have nothing to do."""
+IDLE_S: Final = 1e-3
+"""CPU time in that while of threads that have nothing to do; those of gloo look around a little."""
 PATIENCE_S: Final = 5.0
 
 
@@ -164,17 +162,19 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def settle() -> None:
+def settle() -> float:
     """Wait until threads and processes that contenders have started are done with their work.
 
-    Otherwise the one whose turn is next would pay for it.
+    Otherwise the one whose turn is next would pay for it. Returns the CPU time that they took.
     """
     import psutil
 
+    # Once: to look through all processes of the machine takes longer than a short wait.
     children = psutil.Process(os.getpid()).children(recursive=True)
 
     def spent() -> float:
-        total = time.process_time() - time.thread_time()  # of all threads but this one
+        """Of this process exactly, of others in hundredths of a second."""
+        total = time.process_time() - time.thread_time()
         for process in children:
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
@@ -182,10 +182,11 @@ def settle() -> None:
         return total
 
     deadline = time.monotonic() + PATIENCE_S
-    before = spent()
+    first = before = spent()
     while time.monotonic() < deadline:
         time.sleep(QUIET_S)
         now = spent()
-        if now - before < IDLE * QUIET_S:
-            return
+        if now - before < IDLE_S:
+            break
         before = now
+    return before - first

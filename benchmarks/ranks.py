@@ -80,10 +80,14 @@ def run(
             RankResult(**json.loads(Path(folder, f"rank{rank}.json").read_text()))
             for rank in range(ranks)
         ]
-    for result in results[1:]:
-        results[0].wrong |= result.wrong
     sizes = [p.numel() for p in workload.build().parameters()]
-    return Case(workload.name, "fp32", parallel, ranks, len(sizes), sum(sizes)), results[0]
+    return Case(workload.name, "fp32", parallel, ranks, len(sizes), sum(sizes)), together(results)
+
+
+def together(results: Sequence[RankResult]) -> RankResult:
+    """The numbers of rank 0; who was wrong on any rank has none."""
+    wrong = {name: problem for result in results for name, problem in result.wrong.items()}
+    return RankResult([each for each in results[0].numbers if each[0] not in wrong], wrong)
 
 
 def _rank(
@@ -100,25 +104,35 @@ def _rank(
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
     try:
-        training = _training(workload, parallel, rank)
-        contenders = find(NAMES)
-        # Each rank has a folder: only rank 0 writes, but nobody has to know that.
-        place = Path(folder, str(rank))
-        result, sent = _counted(training, contenders, place / "counted")
-        if sent:
-            contenders.append(_collective(sent))
-        for lane in race(training, contenders, place, rounds, limit_s=inf):
-            name = lane.contender.name
-            if lane.wrong is not None:
-                result.wrong[name] = lane.wrong
-            for found in lane.findings:
-                measure = "collective" if name == COLLECTIVE else found.measure
-                result.numbers.append((name, measure, found.round, found.value))
-        result.numbers = [each for each in result.numbers if each[0] not in result.wrong]
+        result = race_here(rank, parallel, rounds, workload, Path(folder, str(rank)))
         Path(folder, f"rank{rank}.json").write_text(json.dumps(asdict(result)))
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def race_here(
+    rank: int, parallel: str, rounds: int, workload: Workload, folder: Path
+) -> RankResult:
+    """This rank's part of the race, in a process group that is there.
+
+    Each rank has a folder: only rank 0 writes, but nobody has to know that.
+    """
+    training = _training(workload, parallel, rank)
+    contenders = find(NAMES)
+    result, sent = _counted(training, contenders, folder / "counted")
+    if sent:
+        contenders.append(_collective(sent))
+    for lane in race(training, contenders, folder, rounds, limit_s=inf):
+        name = lane.contender.name
+        if lane.wrong is not None:
+            result.wrong[name] = lane.wrong
+        for found in lane.findings:
+            if name != COLLECTIVE:
+                result.numbers.append((name, found.measure, found.round, found.value))
+            elif found.measure == "observation":
+                result.numbers.append((name, "collective", found.round, found.value))
+    return result
 
 
 def _training(workload: Workload, parallel: str, rank: int) -> Training:

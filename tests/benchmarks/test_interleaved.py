@@ -16,7 +16,7 @@ from distmon_benchmarks.interleaved import Lane, race
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved, "settle", lambda: None)
+    monkeypatch.setattr(interleaved, "settle", lambda: 0.0)
 
 
 def _by_name(lanes: list[Lane]) -> dict[str, Lane]:

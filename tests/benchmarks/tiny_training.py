@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from distmon_benchmarks.contenders import Contender, Norms, Session
 from distmon_benchmarks.contenders.contender import Answer
 from distmon_benchmarks.models import Gpt2, Matrices
+from distmon_benchmarks.ranks import RankResult, race_here
 from distmon_benchmarks.training import Training
 from distmon_benchmarks.workloads import Dtype, Workload, language_loss, square_loss
 
@@ -43,6 +45,11 @@ class Claims(Session):
 
     def answer(self) -> Answer:
         return self._answer
+
+
+def race_on_rank(rank: int, world: int, folder: str) -> RankResult:  # noqa: ARG001
+    """What `run_ranks` calls on every rank."""
+    return race_here(rank, "fsdp2", 2, TINY_MATRICES, Path(folder, str(rank)))
 
 
 NOTHING_RIGHT = Claims({"wte.weight": Norms(grad=1e9)})
