@@ -41,7 +41,7 @@ class Ownership:
                 self._held.setdefault(id(p), []).append(i)
         self._requires_grad = [shard.requires_grad for shard in shards]
         self._holds = np.array([bool(shard.parameters) for shard in shards])
-        self._found: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
+        self._found: dict[tuple[int, ...], NDArray[np.int64]] = {}
         for optimizer in optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise LayoutError(
@@ -85,12 +85,11 @@ class Ownership:
 
     def _rows(self, tensors: Sequence[torch.Tensor]) -> NDArray[np.int64]:
         """Where the tensors of a param group are in the table; searched again when they change."""
-        ids = [*map(id, tensors)]
-        known = self._found.get(id(tensors))
-        if known is None or known[0] != ids:
-            rows = np.array([row for i in ids for row in self._held.get(i, ())], dtype=np.int64)
-            known = self._found[id(tensors)] = (ids, rows)
-        return known[1]
+        ids = tuple(map(id, tensors))
+        if ids not in self._found:
+            rows = [row for i in ids for row in self._held.get(i, ())]
+            self._found[ids] = np.array(rows, dtype=np.int64)
+        return self._found[ids]
 
 
 def scaler_verdict(optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:

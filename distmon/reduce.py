@@ -305,7 +305,7 @@ class Buffers:
             sums=rows.reshape(parameters, len(SUM_COLUMNS)),
             maxima=self._host_max.numpy().reshape(parameters, -1).astype(np.float64),
             bins=histogram.reshape(parameters, BINS) if self.rows.bins is not None else None,
-            ranks=dict(zip(_SLOT, np.ascontiguousarray(slots.T), strict=False)),
+            ranks=dict(zip(_SLOT, slots.T.copy(), strict=False)),
             errors={rank: text for rank, text in enumerate(errors) if text},
             losses=losses,
             loss_given=loss_count > 0,

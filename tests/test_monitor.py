@@ -249,6 +249,13 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         distmon.attach(model, [[optimizer]], run_dir=tmp_path)  # type: ignore[list-item]
 
 
+def test_a_record_stays_as_it_was(tmp_path: Path) -> None:
+    """The buffers that it came from are filled anew at every observation."""
+    records = observe(tmp_path, steps=4, interval=1)
+    assert [int(record.ranks["step"][0]) for record in records] == [1, 2, 3, 4]
+    assert len({float(record.ranks["time"][0]) for record in records}) == 4
+
+
 @pytest.mark.parametrize("interval", [1, 4])
 def test_records_picked_up_later_are_the_same(tmp_path: Path, interval: int) -> None:
     """As on an accelerator: the record of a step is read two steps later, the last one at close."""
