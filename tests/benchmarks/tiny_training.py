@@ -33,7 +33,7 @@ def begin(workload: Workload = TINY_GPT, dtype: Dtype = "fp32") -> Training:
 
 
 def contender(name: str, session: Session, **fields: Any) -> Contender:
-    """One that always gives this session."""
+    """A contender whose `attach` gives what is told here."""
     return Contender(name, name, fields.pop("timing", "directly"), lambda _: session, **fields)
 
 
