@@ -92,8 +92,9 @@ def test_frozen_and_nan_are_found_again(tmp_path: Path) -> None:
 
     rules = {"frozen": {"cooldown": 1}}
     observe(tmp_path, 14, model, before_optimizer=spoil, rules=rules, interval=2)
-    replay = replay_run(tmp_path / "run", rules)
-    assert _told(replay.alerts) == _written(tmp_path / "run")
+    run = tmp_path / "run"
+    replay = replay_run(run, _rules_of(run))
+    assert _told(replay.alerts) == _written(run)
     assert {"frozen", "nonfinite"} <= set(replay.by_rule())
     (located,) = {a.params for a in replay.by_rule()["nonfinite"] if a.step == 12}
     assert located == ("0.bias",)
