@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from distmon import native
 from distmon.actions import AlertCall, Callbacks, check_patterns
 from distmon.budget import Budget
 from distmon.catalogue import Holding, complete, describe, exchange, merge, merge_modules
@@ -107,7 +108,8 @@ def watch(
                 globs,
             )
             here = {each.name: each.called for each in modules}
-            flow = BackwardNorms(blocks, here, device, in_stages=len(holdings) > 1)
+            fast = None if settings.backend == "torch" else native.status().module
+            flow = BackwardNorms(blocks, here, device, len(holdings) > 1, fast)
             ownership = Ownership(shards, _as_list(optimizer), groups)
             signals = SignalWatch(shards, skips_are_evidence)
             rules = with_users_rules(BUILTIN, settings.rules, own_rules)

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 import distmon
-from distmon.flow.block_hooks import BlockHooks
+from distmon.flow.block_hooks import BlockHooks, Ear
 from distmon_benchmarks.contenders.contender import Answer, Contender, Norms, Session, Watched
 
 NEVER = 10_000
@@ -106,8 +106,8 @@ class Gate:
         """Put them on, timed."""
         self.seconds = 0.0
         self._timed = [
-            mock.patch.object(BlockHooks, name, self._clocked(getattr(BlockHooks, name)))
-            for name in ("_before", "_after", "_on_input", "_on_output")
+            mock.patch.object(owner, name, self._clocked(getattr(owner, name)))
+            for owner, name in ((BlockHooks, "_before"), (BlockHooks, "_after"), (Ear, "__call__"))
         ]
         for patch in self._timed:
             patch.start()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from distmon.flow.in_graph import never_compile_alone, operator_library
@@ -27,9 +30,10 @@ class BlockHooks:
     def __init__(self, device: torch.device, switch: Switch) -> None:
         self._switch = switch
         self._traceable = operator_library() is not None
-        self.row = new_row(device, switch)
+        self._keep_row_on(device)
         never_compile_alone(
-            BlockHooks._before, BlockHooks._after, BlockHooks._hang, _stream, _carries_gradient
+            *(BlockHooks._before, BlockHooks._after, BlockHooks._hang),
+            *(_stream, _carries_gradient, _listen, Ear.__init__),
         )
 
     def put_on(self, block: nn.Module) -> list[RemovableHandle]:
@@ -43,11 +47,42 @@ class BlockHooks:
             block.register_forward_hook(self._after),
         ]
 
+    def cell(self, side: int) -> NDArray[np.float64] | None:
+        """This side of the row where the host can write to it."""
+        return None if self._cells is None else self._cells[side]
+
+    def add(self, side: int, part: torch.Tensor, copies: int) -> None:
+        """Add the norm of a gradient, of which `copies` ranks hold the same part."""
+        if self.row.device != part.device:  # weights are on the host
+            self._keep_row_on(part.device)
+        add_norm(part, self.row, side, copies)
+
+    def _keep_row_on(self, device: torch.device) -> None:
+        self.row = new_row(device, self._switch)
+        self._cells = [*self.row.numpy()] if self.row.is_cpu else None
+
     def _before(self, _block: nn.Module, args: Any, kwargs: Any) -> None:
-        self._hang(self._on_input, (args, kwargs))
+        # In this order: a compiler that sees the switch compiles anew when it is turned.
+        if is_compiling() or self._switch.armed:
+            self._hang(INPUT, (args, kwargs))
 
     def _after(self, _block: nn.Module, _args: Any, output: Any) -> None:
-        self._hang(self._on_output, output)
+        if is_compiling() or self._switch.armed:
+            self._hang(OUTPUT, output)
+
+    def _hang(self, side: int, values: Any) -> None:
+        if is_compiling():
+            tensor = _stream(values)
+            if tensor is not None and self._traceable:
+                hook = self._on_input if side == INPUT else self._on_output
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            return
+        try:
+            tensor = _stream(values)
+            if tensor is not None:
+                _listen(tensor, self._switch, (self, side))
+        except Exception as error:
+            self._switch.fault = error
 
     def _on_input(self, gradient: torch.Tensor) -> None:
         self._add(INPUT, gradient)
@@ -55,34 +90,63 @@ class BlockHooks:
     def _on_output(self, gradient: torch.Tensor) -> None:
         self._add(OUTPUT, gradient)
 
-    def _hang(self, hook: Callable[[torch.Tensor], None], values: Any) -> None:
-        if torch.compiler.is_compiling():
-            tensor = _stream(values)
-            if tensor is not None and self._traceable:
-                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        elif self._switch.armed:
-            try:
-                tensor = _stream(values)
-                # A checkpointed block is called again in the backward pass, with the same input.
-                if tensor is not None and hook not in (tensor._backward_hooks or {}).values():
-                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-            except Exception as error:
-                self._switch.fault = error
-
     def _add(self, side: int, gradient: torch.Tensor | None) -> None:
-        if torch.compiler.is_compiling():
-            found = _part(gradient)
-            if found is not None:
-                torch.ops.distmon.add_norm(found[0], self.row, side, found[1])
-        elif self._switch.armed:
-            try:
-                found = _part(gradient)
-                if found is not None:
-                    if self.row.device != found[0].device:
-                        self.row = new_row(found[0].device, self._switch)  # weights are on the host
-                    add_norm(found[0], self.row, side, found[1])
-            except Exception as error:
-                self._switch.fault = error
+        """Part of a compiled graph, or of one that Python runs after all."""
+        if not is_compiling():
+            _hear(gradient, [(self, side)], self._switch)
+            return
+        found = _part(gradient)
+        if found is not None:
+            torch.ops.distmon.add_norm(found[0], self.row, side, found[1])
+
+
+_End = tuple[BlockHooks, int]
+"""A block, and which side of it."""
+
+
+class Ear:
+    """Hangs on a tensor, and tells the norm of its gradient to all ends of blocks that it is.
+
+    What leaves one block is mostly what enters the next: the norm is computed once for both.
+    """
+
+    def __init__(self, switch: Switch, version: int) -> None:
+        self.switch = switch
+        self.version = version
+        """Of the tensor; what is then changed in place has another gradient."""
+        self.ends: list[_End] = []
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        _hear(gradient, self.ends, self.switch)
+
+
+def _listen(tensor: torch.Tensor, switch: Switch, end: _End) -> None:
+    ear: Ear | None = None
+    for each in (tensor._backward_hooks or {}).values():
+        # Several monitors may watch one model.
+        if type(each) is Ear and each.switch is switch and each.version == tensor._version:
+            ear = each
+    if ear is None:
+        ear = Ear(switch, tensor._version)
+        tensor.register_hook(ear)  # type: ignore[no-untyped-call]
+    # A checkpointed block is called again in the backward pass, with the same input.
+    if end not in ear.ends:
+        ear.ends.append(end)
+
+
+def _hear(gradient: torch.Tensor | None, ends: Iterable[_End], switch: Switch) -> None:
+    if gradient is None or not switch.armed:
+        return
+    try:
+        native = switch.native
+        if native and native.add_norm(gradient, [hooks.cell(side) for hooks, side in ends]):
+            return
+        found = _part(gradient)
+        if found is not None:
+            for hooks, side in ends:
+                hooks.add(side, *found)
+    except Exception as error:
+        switch.fault = error
 
 
 def _stream(value: Any, nesting: int = _NESTING) -> torch.Tensor | None:

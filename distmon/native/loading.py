@@ -106,6 +106,13 @@ class NativeModule(Protocol):
         """
         ...
 
+    def add_norm(self, gradient: torch.Tensor, cells: list[NDArray[np.float64] | None]) -> bool:
+        """Add the norm of a gradient to every cell: the root of the sum of squares, and a count.
+
+        False, and nothing is done, when it is not dense in the CPU's memory or a cell is not there.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Status:

@@ -13,6 +13,8 @@ PyMethodDef functions[] = {
     {"fill_sampled_rows", fill_sampled_rows, METH_VARARGS, "Fill every column of every row."},
     {"fill_exact_columns", fill_exact_columns, METH_VARARGS,
      "Replace the sampled weight and gradient columns by those of all elements."},
+    {"add_norm", add_norm, METH_VARARGS,
+     "add_norm(gradient, cells) -> bool: whether it could be read and its norm was added."},
     {nullptr, nullptr, 0, nullptr},
 };
 

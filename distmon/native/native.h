@@ -13,3 +13,6 @@ PyObject* fill_sampled_rows(PyObject* module, PyObject* arguments);
 
 // exact_rows.cpp
 PyObject* fill_exact_columns(PyObject* module, PyObject* arguments);
+
+// gradient_norm.cpp
+PyObject* add_norm(PyObject* module, PyObject* arguments);

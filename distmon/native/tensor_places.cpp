@@ -5,7 +5,6 @@
 // in them, is found by `locate_tensors` and compared with what Python says before it is used.
 
 #include <Python.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <structmember.h>
 
@@ -15,6 +14,7 @@
 
 #include "buffers.h"
 #include "native.h"
+#include "python_tensors.h"
 
 namespace at {
 class TensorBase;
@@ -47,8 +47,25 @@ void ask_for(const void* address, size_t bytes) {
   }
 }
 
-// Whether all its elements lie within its memory. Whoever frees a storage and keeps the tensor, as
-// FSDP does, leaves an address that is no longer one; that of a view does not even look like null.
+void** words_of(PyObject* object) {
+  return reinterpret_cast<void**>(object);
+}
+
+}  // namespace
+
+const c10::TensorImpl* tensor_of(PyObject* object) {
+  if (!PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
+    return nullptr;
+  }
+  // Older torch keeps a flag before the pointer: set, it points to somebody else's tensor.
+  if (tensor_word > first_word && *reinterpret_cast<bool*>(words_of(object) + first_word)) {
+    return nullptr;
+  }
+  return static_cast<const c10::TensorImpl*>(words_of(object)[tensor_word]);
+}
+
+// Whoever frees a storage and keeps the tensor, as FSDP does, leaves an address that is no longer
+// one; that of a view does not even look like null.
 bool has_elements(const c10::TensorImpl& tensor) {
   int64_t last = tensor.storage_offset();
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -62,21 +79,7 @@ bool has_elements(const c10::TensorImpl& tensor) {
   return storage.data() != nullptr && last < room;
 }
 
-void** words_of(PyObject* object) {
-  return reinterpret_cast<void**>(object);
-}
-
-// The TensorImpl behind a Python tensor, or nullptr when it is not one or only lends it.
-const c10::TensorImpl* tensor_of(PyObject* object) {
-  if (!PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
-    return nullptr;
-  }
-  // Older torch keeps a flag before the pointer: set, it points to somebody else's tensor.
-  if (tensor_word > first_word && *reinterpret_cast<bool*>(words_of(object) + first_word)) {
-    return nullptr;
-  }
-  return static_cast<const c10::TensorImpl*>(words_of(object)[tensor_word]);
-}
+namespace {
 
 // Reads an attribute that is a slot. Anything else could run Python code, which could free what
 // other rows of the block point to.

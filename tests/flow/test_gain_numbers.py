@@ -76,13 +76,14 @@ def test_a_chain_whose_gains_are_known(tmp_path: Path) -> None:
     assert record.metrics["gradient_monitor/amplification"] == pytest.approx(mean**4, rel=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize(
     "kind", [Net, Checkpointed, CheckpointedReentrant, ResidualOutside, ByKeyword]
 )
-def test_gains_are_those_of_autograd(kind: type[Net], tmp_path: Path) -> None:
+def test_gains_are_those_of_autograd(kind: type[Net], backend: str, tmp_path: Path) -> None:
     model = kind()
     plain = Net if issubclass(kind, Checkpointed) else kind
-    monitor, optimizer = _attach(model, tmp_path, interval=2)
+    monitor, optimizer = _attach(model, tmp_path, interval=2, backend=backend)
     with monitor:
         for step in (1, 2, 3, 4):
             reference = plain()
@@ -120,6 +121,43 @@ def test_a_block_that_works_in_place_is_still_trained(tmp_path: Path) -> None:
         (record,) = train(model, monitor, optimizer, range(1, 2))
     assert record.faults == ()
     assert np.isfinite(record.flow.gain).all()
+
+
+def test_what_is_changed_between_two_blocks_has_two_gradients(tmp_path: Path) -> None:
+    """The tensor that leaves one block enters the next, with other numbers in it."""
+
+    class Tripled(Net):
+        def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = block(x)
+            return output.mul_(3)
+
+    model = Tripled()
+    monitor, optimizer = _attach(model, tmp_path)
+    with monitor:
+        (record,) = train(model, monitor, optimizer, range(1, 2))
+    left, entered = record.flow.output_norm, record.flow.input_norm
+    assert left[:-1] == pytest.approx(3 * entered[1:], rel=1e-5)
+
+
+def test_two_monitors_watch_one_model(tmp_path: Path) -> None:
+    model = Net()
+    every, optimizer = _attach(model, tmp_path / "every")
+    second, _ = _attach(model, tmp_path / "second", optimizer, interval=2)
+    with every, second:
+        for step in (1, 2, 3):
+            expected = gains_by_autograd(model, data(step))
+            loss_of(model, data(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for monitor in (every, second):
+                monitor.step()
+            assert every.last_record is not None
+            assert every.last_record.flow is not None
+            assert every.last_record.flow.gain == pytest.approx(expected, rel=1e-5)
+            if step == 2:
+                assert second.last_record is not None
+                assert second.last_record.flow is not None
+                assert second.last_record.flow.gain == pytest.approx(expected, rel=1e-5)
 
 
 def test_no_gradient_before_the_first_block(tmp_path: Path) -> None:
@@ -246,8 +284,8 @@ def test_a_fault_in_a_hook_does_not_reach_the_training(
         raise RuntimeError("no norm today")
 
     model = Net()
-    monitor, optimizer = _attach(model, tmp_path)
-    monkeypatch.setattr("distmon.flow.block_hooks.add_norm", broken)
+    monitor, optimizer = _attach(model, tmp_path, backend="torch")
+    monkeypatch.setattr("distmon.flow.block_hooks._part", broken)
     with monitor:
         (record,) = train(model, monitor, optimizer, range(1, 2))
         assert record.flow is None
@@ -298,8 +336,8 @@ def test_off_observed_steps_no_tensor_is_hooked(tmp_path: Path) -> None:
     model.blocks[0].register_forward_hook(lambda _, __, output: outputs.append(output))
     with monitor:
         train(model, monitor, optimizer, range(1, 4))
-    # The block's own output hook and the next block's input hook.
-    assert [len(each._backward_hooks or {}) for each in outputs] == [0, 0, 2]
+    # One for the block's own output and the next block's input.
+    assert [len(each._backward_hooks or {}) for each in outputs] == [0, 0, 1]
 
 
 def test_a_hook_neither_waits_nor_copies() -> None:
