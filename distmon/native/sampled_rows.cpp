@@ -40,9 +40,32 @@ constexpr int piece = 128;
 constexpr int run = layout::run;
 static_assert(piece % run == 0 && run % lanes == 0);
 
+// Whether a run lies in one piece; not so where a shard ends in it, or in a transposed tensor.
+template <typename Offset>
+bool is_whole(const Offset* offsets) {
+  Offset elsewhere = 0;
+  for (Offset i = 0; i < run; ++i) {
+    elsewhere |= (offsets[i] - offsets[0]) ^ i;
+  }
+  return elsewhere == 0;
+}
+
 template <typename Offset, typename Element, typename Value>
 void gather(const Offset* offsets, int count, Element element, Value* out) {
-  for (int i = 0; i < count; ++i) {
+  int i = 0;
+  for (; i + run <= count; i += run) {
+    if (is_whole(offsets + i)) {
+      const int64_t first = offsets[i];
+      for (int k = 0; k < run; ++k) {
+        out[i + k] = static_cast<Value>(element(first + k));
+      }
+    } else {
+      for (int k = 0; k < run; ++k) {
+        out[i + k] = static_cast<Value>(element(offsets[i + k]));
+      }
+    }
+  }
+  for (; i < count; ++i) {
     out[i] = static_cast<Value>(element(offsets[i]));
   }
 }
@@ -69,7 +92,6 @@ class Samples {
     }
   }
 
- private:
   // Samples lie all over memory: most of the time is spent on waiting for them. Inlined, because
   // compilers drop a call that does nothing else.
   __attribute__((always_inline)) void ask_for_piece(int64_t slot) const {
@@ -81,10 +103,25 @@ class Samples {
     }
   }
 
+ private:
   int64_t address_, code_, offsets_;
   bool wide_;
   int64_t slots_;
 };
+
+Samples weights_of(const Tables& tables, int64_t row) {
+  const int64_t* place = tables.address_row(row);
+  return Samples(
+      place[layout::weight], place[layout::weight_code], place[layout::weight_offsets],
+      tables.offset_bytes, layout::groups * tables.widths[row]);
+}
+
+Samples grads_of(const Tables& tables, int64_t row) {
+  const int64_t* place = tables.address_row(row);
+  return Samples(
+      place[layout::grad], place[layout::grad_code], place[layout::grad_offsets],
+      tables.offset_bytes, layout::groups * tables.widths[row]);
+}
 
 // Calls `visit(slot, count)` for every piece of used slots, and `next(group)` after each group.
 template <typename Visit, typename Next>
@@ -99,12 +136,9 @@ void for_each_piece(int64_t width, const int32_t* counts, Visit visit, Next next
 
 template <typename Value>
 void snapshot_row(const Tables& tables, int64_t row, Value* snapshot) {
-  const int64_t* place = tables.address_row(row);
-  const int64_t width = tables.widths[row], slots = layout::groups * width;
+  const int64_t width = tables.widths[row];
   Value* const kept = snapshot + tables.starts[row];
-  const Samples weights(
-      place[layout::weight], place[layout::weight_code], place[layout::weight_offsets],
-      tables.offset_bytes, slots);
+  const Samples weights = weights_of(tables, row);
   for_each_piece(
       width, tables.group_counts + row * layout::groups,
       [&](int64_t slot, int count) {
@@ -161,15 +195,10 @@ void fill_row(
     const Tables& tables, int64_t row, const Value* snapshot, const int64_t* multipliers,
     double half_ulp, double taken, const Outputs& out) {
   const int64_t* place = tables.address_row(row);
-  const int64_t width = tables.widths[row], slots = layout::groups * width;
+  const int64_t width = tables.widths[row];
   const Value* const kept = snapshot + tables.starts[row];
   const double graded = place[layout::grad] != 0 ? taken : 0.0;
-  const Samples weights(
-      place[layout::weight], place[layout::weight_code], place[layout::weight_offsets],
-      tables.offset_bytes, slots);
-  const Samples grads(
-      place[layout::grad], place[layout::grad_code], place[layout::grad_offsets],
-      tables.offset_bytes, slots);
+  const Samples weights = weights_of(tables, row), grads = grads_of(tables, row);
 
   double* const sums = out.sums + row * layout::sum_columns;
   std::fill_n(sums, layout::sum_columns, 0.0);
@@ -256,6 +285,9 @@ PyObject* take_snapshot(PyObject*, PyObject* arguments) {
       buffers.read<int32_t>(group_counts, rows * layout::groups), offset_bytes};
   const auto keep_in = [&](auto* kept) {
     for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
+      if (row + 1 < rows) {
+        weights_of(tables, row + 1).ask_for_piece(0);
+      }
       snapshot_row(tables, row, kept);
     }
   };
@@ -293,6 +325,10 @@ PyObject* fill_sampled_rows(PyObject*, PyObject* arguments) {
       buffers.write<int64_t>(checksums, rows)};
   const auto compare_with = [&](const auto* kept) {
     for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
+      if (row + 1 < rows) {
+        weights_of(tables, row + 1).ask_for_piece(0);
+        grads_of(tables, row + 1).ask_for_piece(0);
+      }
       fill_row(tables, row, kept, factors, halves[row], taken[row], out);
     }
   };
