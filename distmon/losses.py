@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from distmon.device_marks import DeviceMark, to_device
+from distmon.device_marks import DeviceMark
 
 Number = float | torch.Tensor
+Floats = NDArray[np.float64]
 
 
 class LossEma:
@@ -33,7 +37,7 @@ class LossEma:
 
 
 class LossRing:
-    """This rank's losses since the last observation, with their steps.
+    """This rank's newest losses since the last observation, with their steps.
 
     A loss on the CPU is read where it lies; one on an accelerator is copied into a small buffer
     there, so that no step waits for the device. At most `capacity` are kept.
@@ -41,45 +45,57 @@ class LossRing:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
-        self._values = torch.zeros(capacity, dtype=torch.float64, device=device)
-        self._given = torch.zeros(capacity, dtype=torch.float64)
-        self._on_host = device.type == "cpu"
-        self._host_values = self._values.numpy() if self._on_host else None
-        self._host_given = self._given.numpy()
-        self._steps: list[int] = []
+        self._steps: deque[int] = deque(maxlen=capacity)
+        self._given: deque[bool] = deque(maxlen=capacity)
+        self._host: deque[float] = deque(maxlen=capacity)
+        self._device_values: torch.Tensor | None = None
+        if device.type != "cpu":
+            self._device_values = torch.zeros(capacity, dtype=torch.float64, device=device)
+        self._added = 0
 
     def add(self, step: int, loss: float | torch.Tensor | None) -> None:
-        """Append the loss of one step, or its absence. When full, the newest is overwritten."""
-        i = min(len(self._steps), self.capacity - 1)
-        self._steps[i:] = [step]
-        self._host_given[i] = loss is not None
-        if loss is None:
-            return
-        if self._host_values is not None:
-            self._host_values[i] = host_value(loss)
-        elif isinstance(loss, torch.Tensor):
-            self._values[i].copy_(loss.detach().reshape(()), non_blocking=True)
-        else:
-            self._values[i] = loss
+        """Append the loss of one step, or its absence."""
+        self._steps.append(step)
+        self._given.append(loss is not None)
+        if self._device_values is None:
+            self._host.append(0.0 if loss is None else host_value(loss))
+        elif loss is not None:
+            place = self._device_values[self._added % self.capacity]
+            if isinstance(loss, torch.Tensor):
+                place.copy_(loss.detach().reshape(()), non_blocking=True)
+            else:
+                place.fill_(loss)
+        self._added += 1
 
-    def take(self) -> tuple[list[int], torch.Tensor, torch.Tensor]:
-        """Steps, values, and whether they were given; the ring starts anew."""
-        steps, self._steps = self._steps, []
-        given = to_device(self._given[: len(steps)], self._values.device)
-        return steps, self._values[: len(steps)], given
+    def take(self) -> tuple[list[int], torch.Tensor | Floats, Floats]:
+        """Steps, values where losses are, and 1 where there is one; the ring starts anew."""
+        steps, values = [*self._steps], self._values()
+        given = np.array(self._given, dtype=np.float64)
+        self._clear()
+        return steps, values, given
 
     def to_list(self) -> list[tuple[int, float]]:
         """What is in the ring, for a checkpoint. Waits for the device."""
-        values = self._values[: len(self._steps)].tolist()
-        given = self._host_given[: len(self._steps)]
-        rows = zip(self._steps, values, given, strict=True)
+        rows = zip(self._steps, self._values().tolist(), self._given, strict=True)
         return [(step, value) for step, value, there in rows if there]
 
     def restore(self, losses: Sequence[tuple[int, float]]) -> None:
         """Put back what `to_list` gave."""
-        self._steps = []
+        self._clear()
         for step, loss in losses:
             self.add(step, loss)
+
+    def _values(self) -> torch.Tensor | Floats:
+        """In the order of the steps."""
+        if self._device_values is None:
+            return np.array(self._host, dtype=np.float64)
+        oldest = self._added % self.capacity if self._added > self.capacity else 0
+        return self._device_values.roll(-oldest)[: len(self._steps)]
+
+    def _clear(self) -> None:
+        self._added = 0
+        for kept in (self._steps, self._given, self._host):
+            kept.clear()
 
 
 def host_value(value: Any) -> float:

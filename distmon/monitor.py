@@ -139,7 +139,8 @@ class Monitor:
         are meant.
         """
         self._telemetry.phases.enter("optimizer")
-        self._recorder.utilization.end_backward()
+        if self._recorder.utilization.wanted:
+            self._recorder.utilization.end_backward()
         if self._completed + self._stride < self._next or self._closed:
             return
         if _contains(self._snapshots, optimizer):
@@ -244,8 +245,10 @@ class Monitor:
         try:
             self._advance(None if step is None else int(step))
             spent = host_value(tokens) if tokens is not None else 0.0
-            self._telemetry.step_done(spent, host_value(samples) if samples is not None else 0.0)
-            self._recorder.utilization.end_step(spent)
+            taken = host_value(samples) if samples is not None else 0.0
+            self._telemetry.steps.tick(begin, spent, taken)
+            if self._recorder.utilization.wanted:
+                self._recorder.utilization.end_step(spent)
             if lr is not None:
                 self._lr = host_value(lr)
             self._after_every_step(loss, grad_norm)
@@ -256,14 +259,16 @@ class Monitor:
             self._fault("step", error, spoils_observation=False)
         observed = self._completed >= self._next
         idle = not (observed or self._judge.pending or self._started is not None)
-        self._conclude()
-        if observed:
-            self._observe()
-        if self._started is not None and self._completed >= self._started + self._lag:
-            self._pick_up()
+        if not idle:
+            self._conclude()
+            if observed:
+                self._observe()
+            if self._started is not None and self._completed >= self._started + self._lag:
+                self._pick_up()
         self._snapshots, self._ran = [], False
         self._watch_next_backward()
-        self._recorder.utilization.begin_step()
+        if self._recorder.utilization.wanted:
+            self._recorder.utilization.begin_step()
         self._telemetry.phases.step_done(self._completed + self._stride, self._next)
         passed = self._now() - begin
         self._seconds += passed
@@ -414,10 +419,12 @@ class Monitor:
     def _watch_next_backward(self) -> None:
         """The hooks of the blocks work before the `step` that belongs to them is called."""
         flow = self._observer.flow
+        observed = self._completed + self._stride >= self._next and not self._closed
+        if not observed and flow.at_rest:
+            return
         if fault := flow.take_fault():
             self._fault("gradient flow", fault, spoils_observation=False)
         try:
-            observed = self._completed + self._stride >= self._next and not self._closed
             flow.arm(observed, first=not self._begun)
         except Exception as error:
             self._fault("gradient flow", error, spoils_observation=False)

@@ -17,21 +17,24 @@ from distmon.device_marks import to_device
 from distmon.flow import BackwardNorms
 from distmon.layout import Shard
 from distmon.localise import SIGNALS, find_desync, locate_desync, locate_nonfinite
-from distmon.losses import LossRing
+from distmon.losses import Floats, LossRing
 from distmon.metrics import REPLICA_CLASSES
-from distmon.ownership import OWNERSHIP_COLUMNS, Ownership, scaler_verdict
+from distmon.ownership import Ownership, scaler_verdict
 from distmon.probe import Rows, choose_probe
 from distmon.probe.added_gradients import AddedGradients
 from distmon.probe.exact import nonfinite_counts
 from distmon.probe.torch_twin import odd_multipliers
 from distmon.record import Desync, NonFinite
 from distmon.recording import Observation
-from distmon.reduce import SLOT_SIZE, Buffers, Ranks, Reduced
+from distmon.reduce import SLOT_SIZE, Buffers, Ranks, Reduced, buffers_on
 from distmon.sampling import build_plan, hash48
 from distmon.signals import Evidence
 from distmon.tasks import TaskGradients
 
 DEFAULT_SAMPLE = 1024
+MOST_LOSSES = 4096
+"""Steps whose losses an observation tells; of a longer interval the last ones."""
+_48_BITS = (1 << 48) - 1
 _MAY_DIFFER = {"run_dir", "sinks", "wandb", "queue_size", "total_steps", "param_tags"}
 _MAY_DIFFER |= {"param_tag_cap", "backend", "timeout_s", "notify"}
 """Settings that matter to one rank alone."""
@@ -69,8 +72,9 @@ class Observer:
         self._probe = choose_probe(config.backend, self.plan, shards, exact)
         self._added = AddedGradients(self.plan, shards)
         self.flow = flow
-        self._buffers = self._make_buffers(config.interval)
-        self.ring = LossRing(config.interval, device)
+        self._interval = config.interval
+        self._buffers = self._make_buffers()
+        self.ring = LossRing(self._loss_slots, device)
         self.tasks = TaskGradients(shards, config.seed, ranks)
         self._steps: list[int] = []
         self._everything = frozenset(range(len(shards)))
@@ -78,14 +82,20 @@ class Observer:
         self._all_applied = torch.ones(len(shards), dtype=torch.float64, device=device)
         self._owner_columns = ownership.columns()
         self._row_multipliers = odd_multipliers(len(shards), device)
+        classes = self.plan.replica_class.cpu().numpy()
+        self._class_rows = [np.flatnonzero(classes == i) for i in range(REPLICA_CLASSES)]
         self._side: Rows | None = None
 
-    def _make_buffers(self, loss_slots: int) -> Buffers:
-        return Buffers(
+    @property
+    def _loss_slots(self) -> int:
+        return min(self._interval, MOST_LOSSES)
+
+    def _make_buffers(self) -> Buffers:
+        return buffers_on(self.plan.device)(
             len(self._shards),
             self._ranks,
             self._config.percentiles,
-            loss_slots,
+            self._loss_slots,
             self.plan.device,
             self._added.size,
             self.flow.size,
@@ -93,10 +103,13 @@ class Observer:
 
     def resize(self, interval: int) -> None:
         """Make room for the losses of another interval. Nothing may be in flight."""
+        self._interval = interval
+        if self._loss_slots == self.ring.capacity:
+            return
         kept = self.ring.to_list()
-        self.ring = LossRing(interval, self.plan.device)
-        self.ring.restore(kept[-interval:])
-        old, self._buffers = self._buffers, self._make_buffers(interval)
+        self.ring = LossRing(self._loss_slots, self.plan.device)
+        self.ring.restore(kept)
+        old, self._buffers = self._buffers, self._make_buffers()
         self._buffers.take_rows(old)
 
     @property
@@ -129,9 +142,8 @@ class Observer:
         None means all rows that are not filled yet; without `ran` their gradients and updates
         count as not measured. Of `suspects` the whole gradient is read.
         """
-        if not self._filled:
+        if not self._filled and self._added.size:
             self._buffers.addends.zero_()
-            self._owner_columns = self._ownership.columns()  # before a scheduler changes the lr
         mine = self._rows_to_fill(optimizer)
         if not mine:
             return
@@ -145,6 +157,10 @@ class Observer:
             self._probe.read_whole_gradients(self._buffers.rows, suspected)
         else:
             self._measure_some(mine, applied, suspected)
+        if not self._filled:
+            # Before a scheduler changes the lr, and after the probe has looked at all parameters,
+            # which are far away in memory.
+            self._owner_columns = self._ownership.columns()
         self._added.move(self._buffers.rows, self._buffers.addends, applied, mine)
         for row in self._probe.without_grad:
             if row in mine and self._shards[row].grad_is_unreadable():
@@ -194,24 +210,26 @@ class Observer:
                 error = f"send: {type(problem).__name__}: {problem}"
         if error:
             self._buffers.clear()
-            self._buffers.put_telemetry({**identity, "failed": 1.0}, None, error)
+            self._buffers.put_telemetry({**identity, "failed": 1.0}, (), error)
         self._filled = frozenset()
         self._buffers.start()
 
     def _fill_buffers(
-        self, telemetry: Mapping[str, float], values: torch.Tensor, given: torch.Tensor
+        self, telemetry: Mapping[str, float], values: torch.Tensor | Floats, given: Floats
     ) -> None:
-        owners = to_device(self._owner_columns, self.plan.device)
-        self._buffers.rows.sums[:, : len(OWNERSHIP_COLUMNS)] = owners
+        self._buffers.put_owners(self._owner_columns)
         self._buffers.put_telemetry(telemetry, self._checksums(), "")
         self._buffers.put_losses(values, given)
         self.flow.send(self._buffers.blocks)
 
-    def _checksums(self) -> torch.Tensor:
-        """48 bits by replica class over all sampled weights of this rank, on the device."""
+    def _checksums(self) -> torch.Tensor | list[int]:
+        """48 bits by replica class over all sampled weights of this rank, on its device."""
+        if self.plan.device.type == "cpu":
+            on_host = self._probe.row_checksums.numpy() * self._row_multipliers.numpy()
+            return [int(on_host[rows].sum()) & _48_BITS for rows in self._class_rows]
         sums = torch.zeros(REPLICA_CLASSES, dtype=torch.int64, device=self.plan.device)
         weighted = self._probe.row_checksums * self._row_multipliers
-        return sums.index_add_(0, self.plan.replica_class, weighted) & ((1 << 48) - 1)
+        return sums.index_add_(0, self.plan.replica_class, weighted) & _48_BITS
 
     def _identity(self, step: int, knows_bad: bool, failed: bool) -> dict[str, float]:
         return {
@@ -249,7 +267,7 @@ class Observer:
             losses=dict(reduced.losses_by_step(self._steps)),
             lr=lr,
             nbytes=self.collective_bytes,
-            interval=self.ring.capacity,
+            interval=self._interval,
             nonfinite=nonfinite,
             desync=desync,
             tasks=tasks,

@@ -39,8 +39,9 @@ class Ownership:
         for i, shard in enumerate(shards):
             for p in shard.parameters:
                 self._held.setdefault(id(p), []).append(i)
-        self._requires_grad = [shard.requires_grad for shard in shards]
+        self._gates = [shard.gate for shard in shards]
         self._holds = np.array([bool(shard.parameters) for shard in shards])
+        self._table = np.zeros((len(shards), len(OWNERSHIP_COLUMNS)))
         self._found: dict[tuple[int, ...], NDArray[np.int64]] = {}
         for optimizer in optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer):
@@ -55,18 +56,18 @@ class Ownership:
                     "wrapping"
                 )
 
-    def columns(self) -> torch.Tensor:
-        """float64 [parameters, 4] on the host, in the order of OWNERSHIP_COLUMNS."""
-        table = torch.zeros((len(self._shards), len(OWNERSHIP_COLUMNS)), dtype=torch.float64)
-        numbers = table.numpy()
-        numbers[:, 0] = self._holds
-        numbers[:, 1] = [requires_grad() for requires_grad in self._requires_grad]
-        numbers[:, 1] *= self._holds
+    def columns(self) -> NDArray[np.float64]:
+        """[parameters, 4] in the order of OWNERSHIP_COLUMNS; the next call overwrites it."""
+        table = self._table
+        table[:, 0] = self._holds
+        table[:, 1] = [gate.requires_grad for gate in self._gates]
+        table[:, 1] *= self._holds
+        table[:, 2:] = 0
         for group in self._groups():
             lr = group.get("lr", float("nan"))
             rows = self._rows(group["params"])
-            numbers[rows, 2] = 1
-            numbers[rows, 3] = host_value(lr) if on_host(lr) else float("nan")
+            table[rows, 2] = 1
+            table[rows, 3] = host_value(lr) if on_host(lr) else float("nan")
         return table
 
     def rows_of(self, optimizer: torch.optim.Optimizer) -> set[int]:

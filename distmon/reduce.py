@@ -24,7 +24,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
-from distmon.device_marks import DeviceMark
+from distmon.device_marks import DeviceMark, to_device
 from distmon.errors import CollectiveError, PlanMismatchError
 from distmon.metrics import RANK_METRICS
 from distmon.probe import Rows
@@ -207,7 +207,6 @@ class Buffers:
         blocks: int = 0,
     ) -> None:
         self._ranks = ranks
-        self._loss_slots = loss_slots
         columns = len(SUM_COLUMNS)
         sizes = (
             parameters * columns,
@@ -217,51 +216,63 @@ class Buffers:
             addends,
             blocks,
         )
-        self._cuts = np.cumsum(sizes)[:-1]
         self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
         self._max = torch.zeros(parameters * len(MAX_COLUMNS), dtype=torch.float32, device=device)
         parts = torch.split(self._sum, [*sizes])
         rows, histogram, slots, losses, self.addends, self.blocks = parts
         self.rows = Rows(
-            sums=rows.view(parameters, len(SUM_COLUMNS)),
+            sums=rows.view(parameters, columns),
             maxima=self._max.view(parameters, len(MAX_COLUMNS)),
             bins=histogram.view(parameters, BINS) if bins else None,
         )
         self._slots = slots.view(ranks.size, SLOT_SIZE)
         self._losses = losses.view(2, loss_slots)
-        pinned = device.type == "cuda"
-        self._host_sum = torch.empty_like(self._sum, device="cpu", pin_memory=pinned)
-        self._host_max = torch.empty_like(self._max, device="cpu", pin_memory=pinned)
-        self._host_slot = torch.zeros(SLOT_SIZE, dtype=torch.float64, pin_memory=pinned)
-        self._pinned = pinned
+        self._host_sum, self._host_max = self._on_host()
+        seen = [part.numpy() for part in torch.split(self._host_sum, [*sizes])]
+        self._seen_sums = seen[0].reshape(parameters, columns)
+        self._seen_bins = seen[1].reshape(parameters, BINS) if bins else None
+        self._seen_slots = seen[2].reshape(ranks.size, SLOT_SIZE)
+        self._seen_losses = seen[3].reshape(2, loss_slots)
+        self._seen_addends, self._seen_blocks = seen[4:]
+        self._seen_maxima = self._host_max.numpy().reshape(parameters, -1)
+        self._host_slot = torch.zeros(SLOT_SIZE, dtype=torch.float64)
         self._copied: DeviceMark | None = None
+
+    def _on_host(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the reduced numbers of both buffers are read."""
+        pinned = self._sum.is_cuda
+        return (
+            torch.empty_like(self._sum, device="cpu", pin_memory=pinned),
+            torch.empty_like(self._max, device="cpu", pin_memory=pinned),
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes that one rank sends into the collectives of one observation."""
         return sum(t.numel() * t.element_size() for t in (self._sum, self._max))
 
+    def put_owners(self, columns: Floats) -> None:
+        """Who owns which parameter: the first of the summed columns."""
+        owners = to_device(torch.from_numpy(columns), self._sum.device)
+        self.rows.sums[:, : columns.shape[1]] = owners
+
     def put_telemetry(
-        self, values: Mapping[str, float], checksums: torch.Tensor | None, error: str
+        self, values: Mapping[str, float], checksums: torch.Tensor | Sequence[int], error: str
     ) -> None:
         """Fill this rank's slot and clear the others; `checksums` are int64 by replica class."""
-        slot = self._host_slot.numpy()
-        slot[:] = 0
-        for name, value in values.items():
-            slot[_SLOT[name]] = value
-        slot[len(RANK_METRICS) :] = _pack_text(error)
+        self._host_slot.numpy()[:] = _slot_of(values, error)
         self._slots.zero_()
         mine = self._slots[self._ranks.rank]
-        mine.copy_(self._host_slot, non_blocking=True)
-        if checksums is not None:
-            first = _SLOT["checksum0"]
-            mine[first : first + len(checksums)] = checksums
+        mine.copy_(to_device(self._host_slot, mine.device))
+        first = _SLOT["checksum0"]
+        mine[first : first + len(checksums)] = torch.as_tensor(checksums)
 
-    def put_losses(self, values: torch.Tensor, given: torch.Tensor) -> None:
+    def put_losses(self, values: torch.Tensor | Floats, given: Floats) -> None:
         """Losses by step since the last observation, and 1 where this rank has one."""
+        there = to_device(torch.from_numpy(given), self._sum.device)
         self._losses.zero_()
-        self._losses[0, : len(values)] = torch.where(given > 0, values, 0.0)
-        self._losses[1, : len(given)] = given
+        self._losses[0, : len(given)] = torch.where(there > 0, torch.as_tensor(values), 0.0)
+        self._losses[1, : len(given)] = there
 
     def take_rows(self, other: Buffers) -> None:
         """What was measured into `other` and not sent yet."""
@@ -281,45 +292,76 @@ class Buffers:
         """Enter the two collectives and queue the copy to the host. Does not wait on CUDA."""
         self._ranks.all_reduce(self._sum, dist.ReduceOp.SUM)
         self._ranks.all_reduce(self._max, dist.ReduceOp.MAX)
-        _copy_to_host(self._sum, self._host_sum)
-        _copy_to_host(self._max, self._host_max)
-        self._copied = DeviceMark() if self._pinned else None
+        self._copy_to_host()
+
+    def _copy_to_host(self) -> None:
+        self._host_sum.copy_(self._sum, non_blocking=True)
+        self._host_max.copy_(self._max, non_blocking=True)
+        self._copied = DeviceMark() if self._sum.is_cuda else None
 
     def finish(self, steps: int) -> Reduced:
-        """The reduced numbers, until the next `start`; `steps` is how many losses are meant.
+        """The reduced numbers; `steps` is how many losses are meant.
 
-        Called some steps after `start` on CUDA, when the copy is long done.
+        Most are views that are good until the next observation is measured. Called some steps
+        after `start` on CUDA, when the copy is long done.
         """
         if self._copied is not None:
             self._copied.wait()
-        parameters = len(self.rows.sums)
-        parts = np.split(self._host_sum.numpy(), self._cuts)
-        rows, histogram, slot_part, loss_part, addends, blocks = parts
-        slots = slot_part.reshape(self._ranks.size, SLOT_SIZE)
-        loss_sum, loss_count = loss_part.reshape(2, self._loss_slots)[:, :steps]
-        texts = slots[:, len(RANK_METRICS) :]
+        loss_sum, loss_count = self._seen_losses[:, :steps]
+        texts = self._seen_slots[:, len(RANK_METRICS) :]
         errors = map(_unpack_text, texts) if texts.any() else ()
-        with np.errstate(invalid="ignore", divide="ignore"):
-            losses = np.where(loss_count > 0, loss_sum / loss_count, np.nan)
+        given = loss_count > 0
         return Reduced(
-            sums=rows.reshape(parameters, len(SUM_COLUMNS)),
-            maxima=self._host_max.numpy().reshape(parameters, -1).astype(np.float64),
-            bins=histogram.reshape(parameters, BINS) if self.rows.bins is not None else None,
-            ranks=dict(zip(_SLOT, slots.T.copy(), strict=False)),
+            sums=self._seen_sums,
+            maxima=self._seen_maxima.astype(np.float64),
+            bins=self._seen_bins,
+            ranks=dict(zip(_SLOT, self._seen_slots.T.copy(), strict=False)),
             errors={rank: text for rank, text in enumerate(errors) if text},
-            losses=losses,
-            loss_given=loss_count > 0,
-            addends=addends,
-            blocks=blocks,
+            losses=np.divide(loss_sum, loss_count, where=given, out=np.full(steps, np.nan)),
+            loss_given=given,
+            addends=self._seen_addends,
+            blocks=self._seen_blocks,
         )
 
 
-def _copy_to_host(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    if tensor.device.type == "cpu":
-        # Not by torch, which wakes all its threads for half a megabyte.
-        np.copyto(host.numpy(), tensor.numpy())
-    else:
-        host.copy_(tensor, non_blocking=True)
+class HostBuffers(Buffers):
+    """Buffers of a model on the CPU: the reduced numbers are read where they were sent from.
+
+    And in numpy: after a step of training all code is cold, and an operation of torch takes longer
+    than what it does here.
+    """
+
+    def _on_host(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._sum, self._max
+
+    def put_owners(self, columns: Floats) -> None:
+        self._seen_sums[:, : columns.shape[1]] = columns
+
+    def put_telemetry(
+        self, values: Mapping[str, float], checksums: torch.Tensor | Sequence[int], error: str
+    ) -> None:
+        self._seen_slots.fill(0)
+        mine = self._seen_slots[self._ranks.rank]
+        mine[:] = _slot_of(values, error)
+        first = _SLOT["checksum0"]
+        mine[first : first + len(checksums)] = checksums
+
+    def put_losses(self, values: torch.Tensor | Floats, given: Floats) -> None:
+        self._seen_losses.fill(0)
+        self._seen_losses[0, : len(given)] = np.where(given > 0, values, 0.0)
+        self._seen_losses[1, : len(given)] = given
+
+    def _copy_to_host(self) -> None:
+        pass
+
+
+def buffers_on(device: torch.device) -> type[Buffers]:
+    """The kind of buffers for tensors on `device`."""
+    return HostBuffers if device.type == "cpu" else Buffers
+
+
+def _slot_of(values: Mapping[str, float], error: str) -> list[float]:
+    return [*(values.get(name, 0.0) for name in _SLOT), *_pack_text(error)]
 
 
 def minority(values: Sequence[float]) -> list[int]:
@@ -333,6 +375,8 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _pack_text(text: str) -> list[float]:
+    if not text:
+        return [0.0] * _TEXT_NUMBERS
     raw = text.encode("ascii", "replace")[: _TEXT_NUMBERS * _BYTES_PER_NUMBER]
     raw = raw.ljust(_TEXT_NUMBERS * _BYTES_PER_NUMBER, b"\0")
     parts = range(0, len(raw), _BYTES_PER_NUMBER)

@@ -13,6 +13,7 @@ from torch import nn
 
 import distmon
 from distmon.errors import ConfigError, LayoutError, RunFolderError
+from distmon.reduce import Buffers
 
 
 def test_update_is_the_measured_difference_of_one_step(tmp_path: Path) -> None:
@@ -254,11 +255,18 @@ def test_a_record_stays_as_it_was(tmp_path: Path) -> None:
     records = observe(tmp_path, steps=4, interval=1)
     assert [int(record.ranks["step"][0]) for record in records] == [1, 2, 3, 4]
     assert len({float(record.ranks["time"][0]) for record in records}) == 4
+    shorter = observe(tmp_path / "shorter", steps=2, interval=1)
+    for before, after in zip(shorter, records, strict=False):
+        for name, column in before.params.columns.items():
+            assert np.array_equal(column, after.params.columns[name], equal_nan=True), name
 
 
 @pytest.mark.parametrize("interval", [1, 4])
-def test_records_picked_up_later_are_the_same(tmp_path: Path, interval: int) -> None:
+def test_records_picked_up_later_are_the_same(
+    tmp_path: Path, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on an accelerator: the record of a step is read two steps later, the last one at close."""
+    monkeypatch.setattr("distmon.observer.buffers_on", lambda _: Buffers)
     at_once = observe(tmp_path / "a", steps=12, interval=interval)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from distmon.device_marks import to_device
 from distmon.flow.block_hooks import BlockHooks
 from distmon.flow.blocks import Blocks
-from distmon.flow.rows import Switch, clear
+from distmon.flow.rows import Switch
 from distmon.native import NativeModule
 
 COLUMNS: Final = ("input_square", "input_count", "output_square", "output_count", "holders")
@@ -71,8 +71,16 @@ class BackwardNorms:
         """
         wanted = wanted and not (first and self._in_stages)
         self._switch.armed = wanted
-        if wanted and self._hooks:
-            clear(hooks.row for hooks in self._hooks)
+        if wanted:
+            self._clear()
+
+    def _clear(self) -> None:
+        for hooks in self._hooks:
+            if hooks.cells is not None:
+                hooks.cells.fill(0)
+        elsewhere = [hooks.row.data for hooks in self._hooks if hooks.cells is None]
+        if elsewhere:
+            torch._foreach_zero_(elsewhere)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -87,6 +95,11 @@ class BackwardNorms:
             for row, before in zip(rows, kept, strict=False):
                 row.copy_(before)  # a CUDA graph does not ask the switch
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no step is watched, and nothing went wrong."""
+        return not self._switch.armed and self._switch.fault is None
+
     def take_fault(self) -> Exception | None:
         """What went wrong in a hook since the last call; this rank's part is then unknown."""
         fault, self._switch.fault = self._switch.fault, None
@@ -98,33 +111,33 @@ class BackwardNorms:
         Zeros when the step was not watched: nobody knows what is in the rows then. NaN after a
         fault, which no sum over ranks can hide.
         """
-        watched = bool(self._hooks) and (self._switch.armed or self._switch.fault is not None)
         faulty = self._switch.fault is not None
-        rows = [hooks.row for hooks in self._hooks] if watched else []
-        if into.is_cpu and all(row.is_cpu for row in rows):
-            self._send_from_host(rows, faulty, into.numpy())
+        watched = self._hooks if self._switch.armed or faulty else []
+        if into.is_cpu and all(hooks.cells is not None for hooks in watched):
+            self._send_from_host(watched, faulty, into.numpy())
             return
         table = into.view(-1, len(COLUMNS)).zero_()
         if not watched:
             return
         if self._places.device != into.device:
             self._places = to_device(self._places, into.device)
-        held = torch.ones((len(rows), len(COLUMNS)), dtype=into.dtype, device=into.device)
+        held = torch.ones((len(watched), len(COLUMNS)), dtype=into.dtype, device=into.device)
         if faulty:
             held[:, :-1] = torch.nan
         else:
-            sums = torch.stack([row.data for row in rows])
+            sums = torch.stack([hooks.row.data for hooks in watched])
             sums[:, :, 0].square_()
             held[:, :-1] = sums.flatten(1)
         table.index_copy_(0, self._places, held)
 
     def _send_from_host(
-        self, rows: Sequence[torch.Tensor], faulty: bool, into: NDArray[np.float64]
+        self, watched: Sequence[BlockHooks], faulty: bool, into: NDArray[np.float64]
     ) -> None:
         """The same in numpy: torch's operations would take longer than all hooks together."""
         table = into.reshape(-1, len(COLUMNS))
         table.fill(0)
-        for place, row in zip(self._here, rows, strict=False):
-            (input_norm, inputs), (output_norm, outputs) = row.data.numpy().tolist()
+        for place, hooks in zip(self._here, watched, strict=False):
+            assert hooks.cells is not None
+            (input_norm, inputs), (output_norm, outputs) = hooks.cells.tolist()
             held = (input_norm**2, inputs, output_norm**2, outputs)
             table[place] = (*((math.nan,) * 4 if faulty else held), 1)

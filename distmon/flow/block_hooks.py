@@ -49,7 +49,7 @@ class BlockHooks:
 
     def cell(self, side: int) -> NDArray[np.float64] | None:
         """This side of the row where the host can write to it."""
-        return None if self._cells is None else self._cells[side]
+        return None if self.cells is None else self.cells[side]
 
     def add(self, side: int, part: torch.Tensor, copies: int) -> None:
         """Add the norm of a gradient, of which `copies` ranks hold the same part."""
@@ -59,7 +59,8 @@ class BlockHooks:
 
     def _keep_row_on(self, device: torch.device) -> None:
         self.row = new_row(device, self._switch)
-        self._cells = [*self.row.numpy()] if self.row.is_cpu else None
+        self.cells = self.row.numpy() if self.row.is_cpu else None
+        """The row where the host can write to it."""
 
     def _before(self, _block: nn.Module, args: Any, kwargs: Any) -> None:
         # In this order: a compiler that sees the switch compiles anew when it is turned.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,18 +33,6 @@ def new_row(device: torch.device, switch: Switch) -> torch.Tensor:
     # CUDA graphs would write into a copy of their own.
     torch._dynamo.mark_static_address(row)
     return row
-
-
-def clear(rows: Iterable[torch.Tensor]) -> None:
-    """Begin anew."""
-    elsewhere: list[torch.Tensor] = []
-    for row in rows:
-        if row.is_cpu:
-            row.data.numpy().fill(0)
-        else:
-            elsewhere.append(row.data)
-    if elsewhere:
-        torch._foreach_zero_(elsewhere)
 
 
 def add_norm(part: torch.Tensor, row: torch.Tensor, side: int, copies: int) -> None:

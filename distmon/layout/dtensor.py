@@ -66,7 +66,7 @@ def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> S
         region=_region(name, parameter),
         weight=lambda: parameter._local_tensor,
         grad=grad,
-        requires_grad=lambda: parameter.requires_grad,
+        gate=parameter,
         grad_is_unreadable=grad_is_unreadable,
         parameters=(parameter,),
         paths=("_local_tensor", "grad._local_tensor") if gradient_is_reduced else None,

@@ -83,7 +83,7 @@ def flat_shard(name: str, piece: FlatPiece) -> Shard:
         region=region,
         weight=weight,
         grad=grad,
-        requires_grad=lambda: owner.requires_grad,
+        gate=owner,
         grad_is_unreadable=lambda: False,
         parameters=(owner,),
         spread="flat" if piece.sharded else "whole",

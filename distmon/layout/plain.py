@@ -29,7 +29,7 @@ def plain_shard(name: str, parameter: torch.Tensor) -> Shard:
         region=Everything(),
         weight=lambda: parameter,
         grad=grad,
-        requires_grad=lambda: parameter.requires_grad,
+        gate=parameter,
         grad_is_unreadable=is_sparse,
         parameters=(parameter,),
         paths=("", "grad"),

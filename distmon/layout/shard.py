@@ -114,7 +114,8 @@ class Shard:
     region: Region
     weight: Callable[[], torch.Tensor]
     grad: Callable[[], torch.Tensor | None]
-    requires_grad: Callable[[], bool]
+    gate: torch.Tensor
+    """Its `requires_grad` says whether the parameter is trained."""
     grad_is_unreadable: Callable[[], bool]
     parameters: tuple[torch.Tensor, ...]
     """The tensors that an optimizer may own on behalf of this shard; none when it is not here."""
@@ -127,6 +128,10 @@ class Shard:
     """The gradient here may be one of several that still have to be added; see `addends`."""
     addends: Callable[[], int] = _one
     """How many ranks' gradients add up to the true one; 1 when it is complete."""
+
+    def requires_grad(self) -> bool:
+        """Whether the parameter is trained, as of now."""
+        return self.gate.requires_grad
 
     @property
     def numel(self) -> int:
@@ -152,7 +157,7 @@ def absent_shard(
         region=NOWHERE,
         weight=lambda: nothing,
         grad=lambda: None,
-        requires_grad=lambda: requires_grad,
+        gate=torch.empty(0, device=device, requires_grad=requires_grad),
         grad_is_unreadable=lambda: False,
         parameters=(),
         spread="absent",

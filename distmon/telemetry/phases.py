@@ -11,9 +11,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 PHASES: Final = ("data", "forward", "backward", "communication", "optimizer", "other")
@@ -116,23 +116,15 @@ class PhaseClock:
         but the fastest quarter of the steps take at least: a slow rank is slow in nearly all.
         That of backward is NaN unless communication was told apart from it in every step.
         """
-        found: list[dict[str, float]] = []
-        for pieces in self._steps:
-            seconds = dict.fromkeys(PHASES, 0.0)
-            for phase, begin, end in pieces:
-                passed = end.seconds_since(begin)
-                if passed is None:
-                    break
-                seconds[phase if phase in seconds else "other"] += passed
-            else:
-                found.append(seconds)
-        self._steps = []
+        steps, self._steps = self._steps, []
+        found = [seconds for pieces in steps if (seconds := _seconds_of(pieces)) is not None]
         if not found:
             return {}
-        told = {f"{phase}_seconds": median(step[phase] for step in found) for phase in PHASES}
-        for phase in OWN:
-            told[f"{phase}_floor_seconds"] = sorted(step[phase] for step in found)[len(found) // 4]
-        if not all(step["communication"] for step in found):
+        times = np.sort(np.array(found), axis=0)
+        middle, floor = np.median(times, axis=0).tolist(), times[len(found) // 4].tolist()
+        told = {f"{phase}_seconds": middle[i] for i, phase in enumerate(PHASES)}
+        told |= {f"{phase}_floor_seconds": floor[PHASES.index(phase)] for phase in OWN}
+        if not times[0, PHASES.index("communication")]:
             told["backward_floor_seconds"] = math.nan
         return told
 
@@ -141,3 +133,14 @@ class PhaseClock:
         if self._since is not None:
             self._pieces.append((self._phase, self._since, now))
         self._phase, self._since = phase, now
+
+
+def _seconds_of(pieces: list[tuple[str, Mark, Mark]]) -> list[float] | None:
+    """Of each phase of one step; None when a mark has not been reached."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for phase, begin, end in pieces:
+        passed = end.seconds_since(begin)
+        if passed is None:
+            return None
+        seconds[phase if phase in seconds else "other"] += passed
+    return [*seconds.values()]

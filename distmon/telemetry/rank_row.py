@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -46,29 +44,32 @@ class RankTelemetry:
         self,
         device: torch.device,
         hardware: HardwareSampler | None,
-        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device = device
         self._hardware = hardware
-        self._steps = StepClock(now)
+        self._nothing = dict.fromkeys((*FROM_DEVICE, "throttle_reasons"), math.nan)
+        self.steps = StepClock()
         self.phases = PhaseClock(marks_for(device))
-
-    def step_done(self, tokens: float, samples: float) -> None:
-        """A step has ended; what it took from the data, all micro-batches together."""
-        self._steps.tick(tokens, samples)
 
     def take(self) -> dict[str, float]:
         """The row since the last call; what is not known is absent or NaN."""
-        row = self._steps.take()
-        row |= self.phases.take()
         memory = read_memory(self._device)
-        row |= {name: getattr(memory, name) for name in FROM_ALLOCATOR}
-        reading = HardwareReading() if self._hardware is None else self._hardware.take()
-        row |= {name: getattr(reading, name) for name in FROM_DEVICE}
-        reasons = reading.throttle_reasons
-        return row | {"throttle_reasons": math.nan if reasons is None else float(reasons)}
+        return {
+            **self.steps.take(),
+            **self.phases.take(),
+            **{name: getattr(memory, name) for name in FROM_ALLOCATOR},
+            **(self._nothing if self._hardware is None else _numbers(self._hardware.take())),
+        }
 
     def close(self) -> None:
         """End the thread that asks the driver."""
         if self._hardware is not None:
             self._hardware.close()
+
+
+def _numbers(reading: HardwareReading) -> dict[str, float]:
+    reasons = reading.throttle_reasons
+    return {
+        **{name: getattr(reading, name) for name in FROM_DEVICE},
+        "throttle_reasons": math.nan if reasons is None else float(reasons),
+    }

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 
 class StepClock:
-    """Counts steps and tokens between observations. `now` is a monotonic clock in seconds."""
+    """Counts steps and tokens between observations."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._start: float | None = None
         self._last = 0.0
         self._intervals = 0
         self._tokens = 0.0
         self._samples = 0.0
 
-    def tick(self, tokens: float, samples: float = 0.0) -> None:
+    def tick(self, now: float, tokens: float, samples: float = 0.0) -> None:
         """A step is done. The first ever only starts the clock: nothing says when it began."""
-        self._last = self._now()
+        self._last = now
         if self._start is None:
             self._start = self._last
         else:

@@ -26,6 +26,11 @@ class Utilization:
         """Count the FLOPs of one training step, between `begin_step` and `end_step`."""
         self._asked = (peak, causal)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a step is still to be counted: otherwise the three below do nothing."""
+        return self._asked is not None
+
     def begin_step(self) -> None:
         """Just after a step: the next one is counted, if that was asked for."""
         if self._asked is None or self._counter is not None:

@@ -52,7 +52,7 @@ class Case:
             region=self.region or Everything(),
             weight=lambda: current[0],
             grad=lambda: self.grad,
-            requires_grad=lambda: True,
+            gate=torch.ones(1, requires_grad=True),
             grad_is_unreadable=lambda: False,
             parameters=(),
         )

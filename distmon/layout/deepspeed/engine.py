@@ -147,7 +147,7 @@ def _partition_shard(name: str, shape: tuple[int, ...], parameter: Any) -> Shard
         region=flat_region(rank * size, length, parameter.ds_numel),
         weight=lambda: parameter.ds_tensor.data.view(-1)[:length],
         grad=lambda: None,
-        requires_grad=lambda: parameter.requires_grad,
+        gate=parameter,
         grad_is_unreadable=lambda: False,
         parameters=(parameter,),
         spread=cut_over(ranks),

@@ -55,7 +55,7 @@ def piece_shard(name: str, shape: tuple[int, ...], parameter: torch.Tensor, piec
         region=piece.region,
         weight=piece.weight,
         grad=piece.grad,
-        requires_grad=lambda: parameter.requires_grad,
+        gate=parameter,
         grad_is_unreadable=lambda: False,
         parameters=(piece.master,),
         spread=piece.spread,
