@@ -95,10 +95,20 @@ class Ranks:
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce in place; on CUDA it is queued on the current stream and returns at once."""
+        self.all_reduce_together((tensor, op))
+
+    def all_reduce_together(self, *each: tuple[torch.Tensor, dist.ReduceOp.RedOpType]) -> None:
+        """The same for several tensors side by side: ranks wait for each other only once."""
         if not self.together:
             return
         try:
-            dist.all_reduce(tensor, op=op, group=self._group)
+            works = [
+                dist.all_reduce(tensor, op=op, group=self._group, async_op=True)
+                for tensor, op in each
+            ]
+            for work in works:
+                if work is not None:
+                    work.wait()
         except Exception as error:
             raise CollectiveError(f"{type(error).__name__}: {error}") from error
 
@@ -290,8 +300,9 @@ class Buffers:
 
     def start(self) -> None:
         """Enter the two collectives and queue the copy to the host. Does not wait on CUDA."""
-        self._ranks.all_reduce(self._sum, dist.ReduceOp.SUM)
-        self._ranks.all_reduce(self._max, dist.ReduceOp.MAX)
+        self._ranks.all_reduce_together(
+            (self._sum, dist.ReduceOp.SUM), (self._max, dist.ReduceOp.MAX)
+        )
         self._copy_to_host()
 
     def _copy_to_host(self) -> None:

@@ -38,7 +38,7 @@ constexpr Columns grad_columns = {
 template <typename Value>
 void add_part(
     int64_t address, int64_t code, int64_t begin, int64_t end, Totals<Value>& totals,
-    Histogram<Value>* histogram) {
+    Histogram<Value, int64_t>* histogram) {
   LaneSums sum, squares;
   with_reader(address, code, [&](auto element) {
     for (int64_t from = begin; from < end; from += block) {
@@ -99,8 +99,8 @@ class Whole {
     return all;
   }
 
-  Histogram<Value> histogram() const {
-    Histogram<Value> all;
+  Histogram<Value, int64_t> histogram() const {
+    Histogram<Value, int64_t> all;
     for (const auto& one : histograms_) {
       all.add(one);
     }
@@ -114,7 +114,7 @@ class Whole {
  private:
   int64_t address_, code_, numel_;
   std::vector<Totals<Value>> totals_;
-  std::vector<Histogram<Value>> histograms_;
+  std::vector<Histogram<Value, int64_t>> histograms_;
 };
 
 template <typename Value>
@@ -154,7 +154,7 @@ void write_grad(const Whole<Value>& grad, const Row& row) {
     row.maxima[layout::g_negmin] = totals.lowest_negated();
   }
   if (row.bins != nullptr) {
-    Histogram<Value> histogram = grad.histogram();
+    Histogram<Value, int64_t> histogram = grad.histogram();
     histogram.write(row.applied, totals.nan() + totals.inf(), row.bins);
   }
 }

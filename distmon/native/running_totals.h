@@ -233,8 +233,8 @@ struct Totals {
   }
 };
 
-// Counts by signed log-spaced bin of numbers that are all finite.
-template <typename Value>
+// Counts by signed log-spaced bin of numbers that are all finite. `Count` holds how many there are.
+template <typename Value, typename Count>
 class Histogram {
  public:
   // `count` is a multiple of lanes.
@@ -264,20 +264,16 @@ class Histogram {
 
   // `replaced` of the zeros only stand for what was not finite.
   void write(double factor, int64_t replaced, double* out) {
-    counts_[0][layout::half_bins] -= replaced;
+    counts_[0][layout::half_bins] -= static_cast<Count>(replaced);
     for (int bin = 0; bin < layout::bins; ++bin) {
-      int64_t count = 0;
-      for (int table = 0; table < tables; ++table) {
-        count += counts_[table][bin];
-      }
-      out[bin] = static_cast<double>(count) * factor;
+      out[bin] = static_cast<double>(counts_[0][bin] + counts_[1][bin]) * factor;
     }
   }
 
  private:
   // Neighbours are often in one bin, and counting it twice in a row waits for the first time.
   static constexpr int tables = 2;
-  int64_t counts_[tables][layout::bins] = {};
+  Count counts_[tables][layout::bins] = {};
 };
 
 // `value` counted `factor` times; 0 where nothing was measured, even if `value` overflowed.

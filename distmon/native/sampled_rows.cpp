@@ -159,24 +159,34 @@ struct Updates {
 
   // `moved` may hold anything; `w` and `g` have 0 where they were not finite.
   void add(Value* moved, const Value* w, const Value* g, int count) {
-    Vector<Int> now_lost = lost;
-    LaneSums now_bound = bound;
+    Vector<Int> now_lost = {};
     for (int i = 0; i < count; i += lanes) {
       const Vector<Int> bits = (Vector<Int>)block_at(moved + i);
       const Vector<Int> finite = (bits & ~Bits<Value>::sign) < Bits<Value>::exponent;
-      const Vector<Value> u = (Vector<Value>)(bits & finite);
-      block_at(moved + i) = u;
-      const Vector<Int> gone = (block_at(g + i) != 0) & (block_at(w + i) != 0) & (u == 0);
-      now_lost -= gone;
+      block_at(moved + i) = (Vector<Value>)(bits & finite);
+      now_lost -= gone(moved + i, w + i, g + i);
+    }
+    if (sum_of_lanes<Int>(now_lost) > 0) {  // hardly ever, in fp32
+      lost += now_lost;
+      add_bound(moved, w, g, count);
+    }
+    totals.add(moved, count);
+  }
+
+ private:
+  // -1 where a weight did not move although it has a gradient.
+  static Vector<Int> gone(const Value* moved, const Value* w, const Value* g) {
+    return (block_at(g) != 0) & (block_at(w) != 0) & (block_at(moved) == 0);
+  }
+
+  void add_bound(const Value* moved, const Value* w, const Value* g, int count) {
+    for (int i = 0; i < count; i += lanes) {
       // The exponent bits alone are the power of two at or below |w|.
       Value power[lanes];
-      block_at(power) =
-          (Vector<Value>)((Vector<Int>)block_at(w + i) & Bits<Value>::exponent & gone);
-      now_bound.add_squares(power);
+      block_at(power) = (Vector<Value>)(
+          (Vector<Int>)block_at(w + i) & Bits<Value>::exponent & gone(moved + i, w + i, g + i));
+      bound.add_squares(power);
     }
-    lost = now_lost;
-    bound = now_bound;
-    totals.add(moved, count);
   }
 };
 
@@ -205,19 +215,20 @@ void fill_row(
   constexpr Value nan = std::numeric_limits<Value>::quiet_NaN();
   Totals<Value> w_totals, g_totals;
   Updates<Value> updates;
-  Histogram<Value> histogram;
+  Histogram<Value, int32_t> histogram;  // nobody samples 2^31 elements
   int64_t used = 0, padded = 0;
   uint64_t checksum = 0;
   for_each_piece(
       width, tables.group_counts + row * layout::groups,
       [&](int64_t slot, int count) {
-        Value w[piece], g[piece] = {}, moved[piece];
+        Value w[piece], g[piece], moved[piece];
         const int full = (count + lanes - 1) / lanes * lanes;
         weights.read(slot, count, nan, w);
         checksum += checksum_of(w, multipliers + slot, count);
-        for (int i = 0; i < full; ++i) {
-          moved[i] = i < count ? w[i] - kept[slot + i] : Value(0);
+        for (int i = 0; i < count; ++i) {
+          moved[i] = w[i] - kept[slot + i];
         }
+        std::fill(moved + count, moved + full, Value(0));
         w_totals.add(w, full);
         if (graded > 0) {
           grads.read(slot, count, nan, g);
@@ -225,6 +236,8 @@ void fill_row(
           if (out.bins != nullptr) {
             histogram.add(g, full);
           }
+        } else {
+          std::fill_n(g, full, Value(0));
         }
         updates.add(moved, w, g, full);
         used += count;

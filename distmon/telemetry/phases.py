@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,24 +24,6 @@ STEPS: Final = 32
 """Steps before an observation that are cut up."""
 
 
-class Mark(Protocol):
-    """A moment."""
-
-    def seconds_since(self, earlier: Mark) -> float | None:
-        """The time between; None when it is not known yet."""
-
-
-class HostMark:
-    """A moment on the host's clock, which is also that of a CPU."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._at = now()
-
-    def seconds_since(self, earlier: Mark) -> float | None:
-        assert isinstance(earlier, HostMark)
-        return self._at - earlier._at
-
-
 class StreamMark:
     """A moment in the current stream of an accelerator; never waited for."""
 
@@ -49,16 +31,23 @@ class StreamMark:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record()
 
-    def seconds_since(self, earlier: Mark) -> float | None:
-        assert isinstance(earlier, StreamMark)
+    def __sub__(self, earlier: StreamMark) -> float | None:
+        """The seconds between; None when they are not known yet."""
         if not (self._event.query() and earlier._event.query()):  # type: ignore[no-untyped-call]
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1000.0
 
 
+Mark = Any
+"""A moment, of which an earlier one can be subtracted: a StreamMark, or seconds of the host's
+clock, which is also that of a CPU."""
+Piece = tuple[str, Mark, Mark]
+"""A phase, where it began and where it ended."""
+
+
 def marks_for(device: torch.device) -> Callable[[], Mark]:
     """What makes the marks where `device` does the work."""
-    return StreamMark if device.type == "cuda" else HostMark
+    return StreamMark if device.type == "cuda" else time.perf_counter
 
 
 class PhaseClock:
@@ -68,9 +57,9 @@ class PhaseClock:
         self._mark = mark
         self._working = False
         self._phase = "other"
-        self._since: Mark | None = None
-        self._pieces: list[tuple[str, Mark, Mark]] = []
-        self._steps: list[list[tuple[str, Mark, Mark]]] = []
+        self._since: Mark = None
+        self._pieces: list[Piece] = []
+        self._steps: list[list[Piece]] = []
         self._given = False
 
     def enter(self, phase: str) -> None:
@@ -120,8 +109,9 @@ class PhaseClock:
         found = [seconds for pieces in steps if (seconds := _seconds_of(pieces)) is not None]
         if not found:
             return {}
-        times = np.sort(np.array(found), axis=0)
-        middle, floor = np.median(times, axis=0).tolist(), times[len(found) // 4].tolist()
+        count, times = len(found), np.sort(np.array(found), axis=0)
+        middle = ((times[(count - 1) // 2] + times[count // 2]) / 2).tolist()
+        floor = times[count // 4].tolist()
         told = {f"{phase}_seconds": middle[i] for i, phase in enumerate(PHASES)}
         told |= {f"{phase}_floor_seconds": floor[PHASES.index(phase)] for phase in OWN}
         if not times[0, PHASES.index("communication")]:
@@ -135,11 +125,11 @@ class PhaseClock:
         self._phase, self._since = phase, now
 
 
-def _seconds_of(pieces: list[tuple[str, Mark, Mark]]) -> list[float] | None:
+def _seconds_of(pieces: list[Piece]) -> list[float] | None:
     """Of each phase of one step; None when a mark has not been reached."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for phase, begin, end in pieces:
-        passed = end.seconds_since(begin)
+        passed = end - begin
         if passed is None:
             return None
         seconds[phase if phase in seconds else "other"] += passed
