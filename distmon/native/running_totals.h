@@ -239,16 +239,17 @@ class Histogram {
  public:
   // `count` is a multiple of lanes.
   void add(const Value* x, int count) {
-    for (int i = 0; i < count; i += lanes) {
-      const auto narrow = __builtin_convertvector(block_at(x + i), Vector<float>);
-      const Vector<int32_t> bits = (Vector<int32_t>)narrow;
-      Vector<int32_t> bin = ((bits & INT32_MAX) >> layout::key_shift) - layout::key_base;
-      bin = bin > 0 ? bin : Vector<int32_t>{};
-      bin = bin < layout::half_bins - 1 ? bin : Vector<int32_t>{} + (layout::half_bins - 1);
-      // With the sign spread over the word, xor turns m into -1 - m for negative numbers.
-      bin = layout::half_bins + (bin ^ (bits >> 31));
-      for (int lane = 0; lane < lanes; ++lane) {
-        counts_[lane % tables][bin[lane]] += 1;
+    // All bins of a piece first: to take a vector apart costs more than to read it from memory.
+    int32_t bins[piece];
+    for (int first = 0; first < count; first += piece) {
+      const int here = std::min(piece, count - first);
+      for (int i = 0; i < here; i += lanes) {
+        block_at(bins + i) = bins_of(x + first + i);
+      }
+      for (int i = 0; i < here; i += tables) {
+        for (int table = 0; table < tables; ++table) {
+          counts_[table][bins[i + table]] += 1;
+        }
       }
     }
   }
@@ -271,6 +272,18 @@ class Histogram {
   }
 
  private:
+  static constexpr int piece = 128;
+
+  static Vector<int32_t> bins_of(const Value* x) {
+    const auto narrow = __builtin_convertvector(block_at(x), Vector<float>);
+    const Vector<int32_t> bits = (Vector<int32_t>)narrow;
+    Vector<int32_t> bin = ((bits & INT32_MAX) >> layout::key_shift) - layout::key_base;
+    bin = bin > 0 ? bin : Vector<int32_t>{};
+    bin = bin < layout::half_bins - 1 ? bin : Vector<int32_t>{} + (layout::half_bins - 1);
+    // With the sign spread over the word, xor turns m into -1 - m for negative numbers.
+    return layout::half_bins + (bin ^ (bits >> 31));
+  }
+
   // Neighbours are often in one bin, and counting it twice in a row waits for the first time.
   static constexpr int tables = 2;
   Count counts_[tables][layout::bins] = {};
