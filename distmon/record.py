@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ class ParamTable:
     names: tuple[str, ...]
     columns: Mapping[str, Column]
     """The PARAM_METRICS."""
-    grad_histogram: NDArray[np.float64] | None = None
+    grad_histogram: NDArray[np.floating[Any]] | None = None
     """Counts by parameter and signed log bin (`csrc_triton.row_layout`); None when off."""
 
     @cached_property

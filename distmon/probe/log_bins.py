@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import BINS, HALF_BINS, KEY_BASE, KEY_SHIFT
 
 Floats = NDArray[np.float64]
+_ROWS = 64
 
 
 def log_bin(values: torch.Tensor) -> torch.Tensor:
@@ -50,27 +52,30 @@ def bin_values() -> Floats:
 
 
 def percentiles(
-    counts: Floats, lowest: Floats, highest: Floats, quantiles: Sequence[float]
+    counts: NDArray[np.floating[Any]], lowest: Floats, highest: Floats, quantiles: Sequence[float]
 ) -> list[Floats]:
     """Percentiles of each row from its bin counts, one array of [rows] per quantile.
 
     Follows numpy's linear rule between order statistics, each taken as the middle of its bin and
     clipped to the measured `lowest` and `highest`; rows without counts give NaN.
     """
-    cumulative = np.cumsum(counts, axis=1)
-    total = cumulative[:, -1]
     values = bin_values()
-    result = []
-    for quantile in quantiles:
-        rank = np.maximum(total - 1, 0) * (quantile / 100)
-        below = np.floor(rank)
-        fraction = rank - below
-        ends = []
-        for position in (below, np.minimum(below + 1, np.maximum(total - 1, 0))):
-            # The element at this rank is in the first bin whose cumulative count exceeds it.
-            # Half a count of slack absorbs rounding where counts were divided by replicas.
-            found = np.argmax(cumulative > position[:, None] + 0.5, axis=1)
-            ends.append(np.clip(values[found], lowest, highest))
-        estimate = ends[0] * (1 - fraction) + ends[1] * fraction
-        result.append(np.where(total > 0.5, estimate, np.nan))
+    result = [np.full(len(counts), np.nan) for _ in quantiles]
+    # By a few rows at a time: what is computed on the way is larger than all parameters' samples.
+    for first in range(0, len(counts), _ROWS):
+        rows = slice(first, first + _ROWS)
+        cumulative = np.cumsum(counts[rows], axis=1, dtype=np.float64)
+        total = cumulative[:, -1]
+        for quantile, found in zip(quantiles, result, strict=True):
+            rank = np.maximum(total - 1, 0) * (quantile / 100)
+            below = np.floor(rank)
+            fraction = rank - below
+            ends = []
+            for position in (below, np.minimum(below + 1, np.maximum(total - 1, 0))):
+                # The element at this rank is in the first bin whose cumulative count exceeds it.
+                # Half a count of slack absorbs rounding where counts were divided by replicas.
+                bins = np.argmax(cumulative > position[:, None] + 0.5, axis=1)
+                ends.append(np.clip(values[bins], lowest[rows], highest[rows]))
+            estimate = ends[0] * (1 - fraction) + ends[1] * fraction
+            found[rows] = np.where(total > 0.5, estimate, np.nan)
     return result

@@ -178,7 +178,7 @@ def _record(
         limit = getattr(limits, column.limit) if column.limit else _COUNT_LIMIT
         yield _worst(column.name, column.kind, size, limit, truth, want, have)
     if record.params.grad_histogram is not None:
-        moved = _moved(truth.histogram, record.params.grad_histogram[order])
+        moved = _moved(truth.histogram, record.params.grad_histogram[order].astype(np.float64))
         moved = np.where(left_out, 0.0, moved)
         zero = np.zeros(len(moved))
         yield _worst("grad_histogram", "percentiles", moved, limits.bins, truth, zero, moved)
