@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from distmon.device_marks import to_device
 from distmon.flow.block_hooks import BlockHooks
 from distmon.flow.blocks import Blocks
+from distmon.flow.in_graph import something_was_compiled
 from distmon.flow.rows import Switch
 from distmon.native import NativeModule
 
@@ -45,6 +46,8 @@ class BackwardNorms:
         self._hooks = [BlockHooks(device, self._switch) for _ in self._here]
         self._handles: list[RemovableHandle] = []
         self._places = torch.tensor([*self._here], dtype=torch.int64)
+        # On an accelerator a graph may be recorded at any time, and the host has time to spare.
+        self._may_come_off = device.type == "cpu"
 
     @property
     def size(self) -> int:
@@ -52,13 +55,18 @@ class BackwardNorms:
         return len(self.blocks.names) * len(COLUMNS)
 
     def install(self) -> None:
-        """Put the hooks on the blocks, before the model is called."""
+        """Put the hooks on the blocks, before the model is called. Safe to call twice."""
+        if self._handles:
+            return
         for hooks, block in zip(self._hooks, self._here.values(), strict=True):
             self._handles += hooks.put_on(block)
 
     def remove(self) -> None:
-        """Take the hooks off. Safe to call twice."""
+        """Watch nothing any more, and take the hooks off. Safe to call twice."""
         self._switch.armed = False
+        self._take_off()
+
+    def _take_off(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -68,11 +76,17 @@ class BackwardNorms:
 
         `first`: no step has been made yet. The pipelines of torch make a trial run before theirs,
         with a backward pass of made-up numbers, so that one is never watched.
+
+        Where nothing was compiled the hooks are off in steps that are not observed: each costs some
+        microseconds of cold code. A compiled graph has the hooks that were there when it was made.
         """
         wanted = wanted and not (first and self._in_stages)
         self._switch.armed = wanted
         if wanted:
             self._clear()
+            self.install()
+        elif not first and self._may_come_off and not something_was_compiled():
+            self._take_off()
 
     def _clear(self) -> None:
         for hooks in self._hooks:
@@ -97,8 +111,9 @@ class BackwardNorms:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no step is watched, and nothing went wrong."""
-        return not self._switch.armed and self._switch.fault is None
+        """Whether no step is watched, nothing went wrong, and no hook could come off."""
+        on = bool(self._handles) and self._may_come_off
+        return not on and not self._switch.armed and self._switch.fault is None
 
     def take_fault(self) -> Exception | None:
         """What went wrong in a hook since the last call; this rank's part is then unknown."""

@@ -45,6 +45,14 @@ def operator_library() -> torch.library.Library | None:
     return library
 
 
+def something_was_compiled() -> bool:
+    """Whether torch has compiled anything in this process, as far as it tells."""
+    try:
+        return any(torch._dynamo.utils.counters.values())
+    except AttributeError:
+        return True
+
+
 def never_compile_alone(*functions: Callable[..., Any]) -> None:
     """Let Python run these functions, except where they are a part of a larger graph.
 

@@ -340,6 +340,20 @@ def test_off_observed_steps_no_tensor_is_hooked(tmp_path: Path) -> None:
     assert [len(each._backward_hooks or {}) for each in outputs] == [0, 0, 1]
 
 
+def test_blocks_have_no_hooks_in_steps_that_are_not_observed(tmp_path: Path) -> None:
+    model = Net()
+    monitor, optimizer = _attach(model, tmp_path, interval=3)
+    assert model.blocks[0]._forward_hooks  # the model may be compiled now
+    hooked: list[int] = []
+    with monitor:
+        for step in range(1, 8):
+            hooked.append(len(model.blocks[0]._forward_hooks))
+            records = train(model, monitor, optimizer, range(step, step + 1))
+            if step % 3 == 0:
+                assert records[-1].flow is not None
+    assert hooked == [1, 0, 1, 0, 0, 1, 0]
+
+
 def test_a_hook_neither_waits_nor_copies() -> None:
     made: list[tuple[str, int]] = []
 
