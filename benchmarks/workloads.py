@@ -39,10 +39,10 @@ class Workload:
     growth: bool = False
     """Made to show how costs grow: only those contenders take part for which that is asked."""
 
-    def does_not_fit(self, dtype: Dtype) -> str | None:
+    def does_not_fit(self, dtype: Dtype, processes: int = 1) -> str | None:
         """Why there is not enough memory; None when there is, or when nobody knows."""
         available = available_bytes()
-        needed = self.elements * DTYPES[dtype].itemsize * COPIES
+        needed = self.elements * DTYPES[dtype].itemsize * COPIES * processes
         if available is None or needed <= available:
             return None
         return f"needs about {needed / 1e9:.0f} GB of memory, {available / 1e9:.0f} GB are free"

@@ -30,7 +30,6 @@ def test_a_run_says_what_it_measured_and_what_not(
         limit_s=1.0,
         ranks=[],
         full=False,
-        growth_rounds=2,
     )
     run(plan, tmp_path, Console(quiet=True))
     results = read(tmp_path)
@@ -39,7 +38,7 @@ def test_a_run_says_what_it_measured_and_what_not(
     assert (fp32.tensors, fp32.elements) == (10, 10 * 16 * 16)
     # A workload for growth leaves out those of whom nobody asks how they grow.
     assert results.contenders(fp32) == ["none", "distmon sampled"]
-    assert len(results.values(bf16, "distmon sampled", "observation")) == 2
+    assert len(results.values(bf16, "distmon sampled", "observation")) == 3
     context = results.context
     assert context.skipped == {"absent": "surely_absent is not installed: pip install it"}
     assert context.skipped_workloads["huge fp32"].startswith("needs about 28000000 GB of memory")
