@@ -7,6 +7,7 @@ same step; whoever is wrong there, or fails on the way, has no times.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,15 +69,19 @@ def race(
     rounds: int,
     limit_s: float,
     advance: Callable[[], None] = lambda: None,
+    race_limit_s: float = math.inf,
 ) -> list[Lane]:
     """Let the contenders watch `training` in turn; `none` has to be among them.
 
     `limit_s`: a contender whose observations have taken longer takes no more turns, after three
-    rounds. `advance` is called after every round, of which there are two more than those timed.
+    rounds. `race_limit_s`: after so long there are no more rounds than three. `advance` is called
+    after every round, of which there are two more than those timed.
     """
     lanes = [_attach(contender, training, folder / contender.name) for contender in contenders]
+    begin = time.monotonic()
     for number in range(-1, rounds):
-        _round(training, lanes, number, limit_s)
+        if number < LEAST_ROUNDS or time.monotonic() - begin < race_limit_s:
+            _round(training, lanes, number, limit_s)
         advance()
     for lane in lanes:
         with _blaming(lane):

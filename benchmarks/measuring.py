@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ def measure(
     footprints: bool,
     device: torch.device,
     advance: Advance = lambda _: None,
+    race_limit_s: float = math.inf,
 ) -> None:
     """Write everything about one workload in one dtype; `none` has to be among the contenders.
 
@@ -52,7 +54,13 @@ def measure(
     case = training.case(workload, dtype)
     with tempfile.TemporaryDirectory() as folder:
         lanes = race(
-            training, contenders, Path(folder), rounds, limit_s, lambda: advance(f"{name}: times")
+            training,
+            contenders,
+            Path(folder),
+            rounds,
+            limit_s,
+            lambda: advance(f"{name}: times"),
+            race_limit_s,
         )
     del training  # the processes below need the memory
     for lane in lanes:

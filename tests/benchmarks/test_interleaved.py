@@ -116,6 +116,17 @@ def test_a_slow_one_gets_three_rounds(tmp_path: Path) -> None:
     assert slow.wrong is None
 
 
+def test_a_long_race_has_three_rounds(tmp_path: Path) -> None:
+    done: list[None] = []
+    racing = [NONE, *find(["naive clone"])]
+    lanes = race(
+        begin(TINY_MATRICES), racing, tmp_path, 6, 1e9, lambda: done.append(None), race_limit_s=0.0
+    )
+    for lane in lanes:
+        assert {f.round for f in lane.findings if f.measure in ("step", "observation")} == {0, 1, 2}
+    assert len(done) == 6 + 2
+
+
 class Takes(Session):
     """Takes a second before the step, two after it, and some in a hook."""
 

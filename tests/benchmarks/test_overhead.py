@@ -29,6 +29,7 @@ def test_a_run_says_what_it_measured_and_what_not(
         rounds=3,
         limit_s=1.0,
         ranks=[],
+        parallel=[],
         full=False,
     )
     run(plan, tmp_path, Console(quiet=True))
@@ -53,10 +54,10 @@ def test_the_sizes_of_a_run() -> None:
     assert out == Path("runs/bench")
     assert ("gpt2", "fp32") in [(w.name, d) for w, d in quick.cases]
     assert "llama-1b" not in [w.name for w, _ in quick.cases]
-    assert quick.ranks == [1, 2]
+    assert (quick.ranks, quick.parallel) == ([1, 2], ["ddp"])
     full, _ = read_plan(["--full"])
     assert len(full.cases) == 2 * len(WORKLOADS)
-    assert full.ranks == [1, 2, 4]
+    assert (full.ranks, full.parallel) == ([1, 2, 4], ["ddp", "fsdp2"])
     some, _ = read_plan(["--workloads", "moe", "--contenders", "naive clone", "--rounds", "3"])
     assert [(w.name, d) for w, d in some.cases] == [("moe", "fp32")]
     assert [c.name for c in some.contenders] == ["none", "naive clone"]
