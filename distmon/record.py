@@ -157,6 +157,8 @@ class Record:
     """Telemetry by rank: `ranks[metric][rank]`; what no rank knows is absent."""
     hosts: tuple[str, ...] = ()
     """Host name by rank, where they are known."""
+    mfu_source: str = ""
+    """What `performance/mfu` was computed from, in one line; empty when there is none."""
     losses: Mapping[int, float] = field(default_factory=dict)
     """Mean loss over ranks of every step since the last record."""
     loss_ema: Mapping[int, float] = field(default_factory=dict)

@@ -125,6 +125,7 @@ class Recorder:
             params=table,
             ranks={n: row for n, row in reduced.ranks.items() if not np.isnan(row).all()},
             hosts=self._hosts,
+            mfu_source=self.utilization.source,
             losses=losses,
             loss_ema=averages,
             applied=applied,

@@ -83,6 +83,7 @@ def _record(entry: Mapping[str, Any], tables: _ParamTables) -> Record:
         metrics=entry.get("metrics", {}),
         params=params,
         ranks={name: _column(values) for name, values in entry.get("ranks", {}).items()},
+        mfu_source=str(entry.get("mfu_source", "")),
         losses=dict(zip(steps, entry.get("loss_values", ()), strict=False)),
         # Before the first finite loss there is no average; the file has NaN in its place.
         loss_ema={step: value for step, value in averages if not math.isnan(value)},

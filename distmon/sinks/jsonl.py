@@ -48,6 +48,7 @@ def record_entry(record: Record, attempt: int) -> dict[str, Any]:
         "applied": record.applied,
         "partial": record.partial,
         "metrics": {tag: float(value) for tag, value in record.metrics.items()},
+        "mfu_source": record.mfu_source,
         "loss_steps": steps,
         "loss_values": [float(record.losses[step]) for step in steps],
         "loss_ema": [float(record.loss_ema.get(step, float("nan"))) for step in steps],

@@ -22,6 +22,11 @@ class Utilization:
         self._counter: UsefulFlops | None = None
         self._counting = False
 
+    @property
+    def source(self) -> str:
+        """The FLOPs and the peak, and where both are from; empty while MFU is not known."""
+        return "" if self.mfu is None else self.mfu.provenance.describe()
+
     def count_once(self, peak: Peak, causal: bool) -> None:
         """Count the FLOPs of one training step, between `begin_step` and `end_step`."""
         self._asked = (peak, causal)

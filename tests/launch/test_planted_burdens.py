@@ -122,6 +122,8 @@ def test_mfu_counts_the_same_work_however_it_is_cut(
     name: str, folder: Path, cases: dict[str, Case]
 ) -> None:
     assert cases[name].code == 0, cases[name].err
+    sources = {r["mfu_source"] for r in distmon.read_run(folder / name).records}
+    assert all("FLOPs per token" in source and "peak" in source for source in sources)
     found = flops_per_token(folder, name)
     assert found == pytest.approx([TINY_SHAPE.flops(causal=True).value] * len(found), rel=1e-12)
     assert len(found) == 1

@@ -108,6 +108,7 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
         world_size=2,
         metrics={"train/step_loss": 2.0, "monitor/grad_norm": np.nan},
         ranks={"step_seconds": np.array([1.0, np.nan])},
+        mfu_source="given, peak 1 TFLOP/s",
         losses={3: np.nan, 4: 2.0},
         loss_ema={4: 2.0},
         applied=False,
