@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from distmon.flow.in_graph import never_compile_alone, operator_library
-from distmon.flow.rows import INPUT, OUTPUT, Switch, add_norm, new_row
+from distmon.flow.rows import INPUT, OUTPUT, Switch, add, new_row, norm_of
 from distmon.layout import local_part
 
 _NESTING = 3
@@ -51,11 +51,11 @@ class BlockHooks:
         """This side of the row where the host can write to it."""
         return None if self.cells is None else self.cells[side]
 
-    def add(self, side: int, part: torch.Tensor, copies: int) -> None:
-        """Add the norm of a gradient, of which `copies` ranks hold the same part."""
-        if self.row.device != part.device:  # weights are on the host
-            self._keep_row_on(part.device)
-        add_norm(part, self.row, side, copies)
+    def add(self, side: int, norm: torch.Tensor) -> None:
+        """Add the norm of a gradient."""
+        if self.row.device != norm.device:  # weights are on the host
+            self._keep_row_on(norm.device)
+        add(self.row, side, norm)
 
     def _keep_row_on(self, device: torch.device) -> None:
         self.row = new_row(device, self._switch)
@@ -144,8 +144,9 @@ def _hear(gradient: torch.Tensor | None, ends: Iterable[_End], switch: Switch) -
             return
         found = _part(gradient)
         if found is not None:
+            norm = norm_of(*found)
             for hooks, side in ends:
-                hooks.add(side, *found)
+                hooks.add(side, norm)
     except Exception as error:
         switch.fault = error
 

@@ -43,11 +43,21 @@ def add_norm(part: torch.Tensor, row: torch.Tensor, side: int, copies: int) -> N
     if switch is None or not (switch.armed or recorded):
         return
     try:
-        wide = torch.promote_types(part.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(part, dtype=wide)
-        # `data` has a version of its own: autograd may have saved the row for a compiled graph.
-        cells = row.data[side]
-        cells[0].hypot_(norm / copies**0.5 if copies > 1 else norm)
-        cells[1].add_(1)
+        add(row, side, norm_of(part, copies))
     except Exception as error:
         switch.fault = error
+
+
+def norm_of(part: torch.Tensor, copies: int) -> torch.Tensor:
+    """What a gradient adds, of which `copies` ranks hold the same part."""
+    wide = torch.promote_types(part.dtype, torch.float32)
+    norm: torch.Tensor = torch.linalg.vector_norm(part, dtype=wide)
+    return norm / copies**0.5 if copies > 1 else norm
+
+
+def add(row: torch.Tensor, side: int, norm: torch.Tensor) -> None:
+    """Add a norm to one side of a row."""
+    # `data` has a version of its own: autograd may have saved the row for a compiled graph.
+    cells = row.data[side]
+    cells[0].hypot_(norm)
+    cells[1].add_(1)
