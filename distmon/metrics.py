@@ -163,6 +163,9 @@ RANK_METRICS: Final[tuple[Metric, ...]] = (
     Metric("samples", "samples", "samples since the last record"),
     Metric("monitor_seconds", "s", "the monitor's own time since the last record"),
     Metric("monitor_step_seconds", "s", "its part in steps that were not observed"),
+    Metric(
+        "monitor_wait_seconds", "s", "time that it waited for other ranks, in neither of the two"
+    ),
     *(
         Metric(f"{phase}_seconds", "s", f"median time of a step in phase {phase}")
         for phase in ("data", "forward", "backward", "communication", "optimizer", "other")

@@ -241,7 +241,7 @@ class Monitor:
         """
         if self._closed:
             return
-        begin = self._now()
+        begin, first = self._now(), not self._begun
         try:
             self._advance(None if step is None else int(step))
             spent = host_value(tokens) if tokens is not None else 0.0
@@ -272,7 +272,7 @@ class Monitor:
         self._telemetry.phases.step_done(self._completed + self._stride, self._next)
         passed = self._now() - begin
         self._seconds += passed
-        self._step_seconds += passed if idle else 0.0
+        self._step_seconds += passed if idle and not first else 0.0
         if self._stopped_by is not None:
             self._stop(self._stopped_by)
 
@@ -373,6 +373,7 @@ class Monitor:
             self._completed = number
             return
         self._begun = True
+        self._ranks.take_seconds()  # those of attaching
         if number != self._completed + 1:
             self._next = self._next_after(number - 1)
         self._completed = number
@@ -456,6 +457,7 @@ class Monitor:
             "skipped_steps": float(self._skipped),
             "monitor_seconds": self._seconds,
             "monitor_step_seconds": self._step_seconds,
+            "monitor_wait_seconds": self._ranks.take_seconds(),
         }
         self._seconds = self._step_seconds = 0.0
         self._skipped, self._lr_then = 0, self._lr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from distmon.metrics import RANK_METRICS
 from distmon.record import Desync, NonFinite, ParamTable, Record
 from distmon.reduce import Reduced, minority
 from distmon.tasks import task_metrics
-from distmon.telemetry.summary import run_summary
+from distmon.telemetry.summary import run_summary, without_waiting
 from distmon.telemetry.utilization import Utilization
 
 _NOT_FINITE = [SUM[f"{what}_{kind}"] for what in "wg" for kind in ("nan", "inf")]
@@ -84,7 +84,7 @@ class Recorder:
 
     def record(self, found: Observation) -> Record:
         """The record of an observation; the same on every rank."""
-        reduced = found.reduced
+        reduced = replace(found.reduced, ranks=without_waiting(found.reduced.ranks))
         estimates = moments(reduced, self._sampling)
         table = param_table(
             reduced, estimates, self._sampling, self._config.eps, self._frozen_ratio
@@ -116,7 +116,7 @@ class Recorder:
         norms = reduced.ranks["shown_norm"][reduced.ranks["failed"] == 0]
         if (norms != -1).any():
             metrics["train/unclipped_grad_norm"] = float(norms[norms != -1].max())
-        metrics |= self._performance(found)
+        metrics |= self._performance(found, reduced)
         return Record(
             step=found.step,
             time=float(reduced.ranks["time"][0]),
@@ -156,8 +156,7 @@ class Recorder:
             partial=True,
         )
 
-    def _performance(self, found: Observation) -> dict[str, float]:
-        reduced = found.reduced
+    def _performance(self, found: Observation, reduced: Reduced) -> dict[str, float]:
         metrics = {
             "train/skipped_steps": float(reduced.ranks["skipped_steps"].max()),
             "performance/monitor_seconds": float(reduced.ranks["monitor_seconds"].max()),

@@ -49,6 +49,7 @@ class Ranks:
         self.rank = dist.get_rank() if self.together else 0
         self.size = dist.get_world_size() if self.together else 1
         self._group = None
+        self._seconds = 0.0
         if self.together:
             timeout = timedelta(seconds=timeout_s)
             self._group = dist.new_group(timeout=timeout, backend=_backend_for(device))
@@ -101,6 +102,7 @@ class Ranks:
         """The same for several tensors side by side: ranks wait for each other only once."""
         if not self.together:
             return
+        begin = time.perf_counter()
         try:
             works = [
                 dist.all_reduce(tensor, op=op, group=self._group, async_op=True)
@@ -111,6 +113,13 @@ class Ranks:
                     work.wait()
         except Exception as error:
             raise CollectiveError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._seconds += time.perf_counter() - begin
+
+    def take_seconds(self) -> float:
+        """The time of this thread in collectives since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def meet(self, device: torch.device) -> None:
         """Return when all ranks have come here."""

@@ -27,6 +27,21 @@ OVER_RANKS: Mapping[str, tuple[str, Callable[[Floats], float]]] = {
 """Metrics of the run, each from one column; ranks that do not know it are left out."""
 
 
+def without_waiting(rows: Rows) -> dict[str, Floats]:
+    """The rows with the time in which ranks waited for each other taken out of the monitor's own.
+
+    They send how long they were in its collectives. Who comes last waits for nobody, so the
+    shortest time is what a collective costs; the rest is lateness that was there before, and that
+    the next collective of the training would have waited for.
+    """
+    inside, there = rows["monitor_wait_seconds"], rows["failed"] == 0
+    if not there.any():
+        return dict(rows)
+    waited = np.where(there, inside - inside[there].min(), 0.0)
+    own = np.maximum(rows["monitor_seconds"] - waited, 0.0)
+    return {**rows, "monitor_seconds": own, "monitor_wait_seconds": waited}
+
+
 def run_summary(rows: Rows) -> dict[str, float]:
     """Speed, phases, memory and devices of the run; what no rank knows is absent."""
     return {**speed(rows), **phase_shares(rows), **_over_ranks(rows), **_fullest(rows)}
