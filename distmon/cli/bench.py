@@ -130,7 +130,9 @@ def run_benchmark(
     workload = Workload(model, conditions, users.build, users.loss)
     dtype = _try_step(model, users, workload)
     _try_folder(folder)
-    plan = overhead.Plan([(workload, dtype)], find(wanted), rounds, limit, ranks=(), full=False)
+    plan = overhead.Plan(
+        [(workload, dtype)], find(wanted), rounds, limit, ranks=(), parallel=(), full=False
+    )
     overhead.run(plan, folder, console)
     path = page.write(folder)
     table.show(folder, console)

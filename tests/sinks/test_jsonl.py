@@ -55,6 +55,7 @@ def test_a_record_is_one_strict_line(make_record: MakeRecord, open_folder: OpenF
         "applied": False,
         "partial": False,
         "metrics": {"train/step_loss": None, "x": 1.5, "y": None},
+        "mfu_source": "",
         "loss_steps": [19, 20],
         "loss_values": [1.0, None],
         "loss_ema": [1.25, None],
