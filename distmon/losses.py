@@ -101,7 +101,7 @@ class LossRing:
 def host_value(value: Any) -> float:
     """A number that is already on the host: a Python number or a CPU tensor of one element.
 
-    By `tolist`, which is a third of what `item` costs on cold caches.
+    By `tolist`: on cold caches it costs less than `item`, and a third of the way through numpy.
     """
     if not isinstance(value, torch.Tensor):
         return float(value)
