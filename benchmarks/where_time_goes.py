@@ -64,8 +64,10 @@ def main() -> None:
     parser.add_argument("--workload", default="gpt2", choices=[w.name for w in WORKLOADS])
     parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {options.rounds}")
     (workload,) = [w for w in WORKLOADS if w.name == options.workload]
-    seconds = profile(workload, max(1, options.rounds))
+    seconds = profile(workload, options.rounds)
     table = Table(title=f"{workload.name}: ms in one step, median of {options.rounds}")
     for name, side in (("", "left"), ("observed", "right"), ("not observed", "right")):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
