@@ -61,9 +61,7 @@ class SignalWatch:
 
     def watch(self, signal: int, value: float | torch.Tensor, step: int) -> None:
         """Take in one signal of `step`."""
-        if type(value) is float:
-            self._judge(signal, value, step)
-        elif on_host(value):
+        if on_host(value):
             self._judge(signal, host_value(value), step)
         else:
             self._in_flight.append((signal, step, Arriving(value)))

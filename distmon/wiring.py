@@ -108,7 +108,9 @@ def watch(
                 globs,
             )
             here = {each.name: each.called for each in modules}
-            fast = None if settings.backend == "torch" else native.status().module
+            # What it can read is on a CPU: elsewhere every gradient would ask it in vain.
+            wanted = device.type == "cpu" and settings.backend != "torch"
+            fast = native.status().module if wanted else None
             flow = BackwardNorms(blocks, here, device, len(holdings) > 1, fast)
             ownership = Ownership(shards, _as_list(optimizer), groups)
             signals = SignalWatch(shards, skips_are_evidence)
