@@ -31,10 +31,10 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/overhead.py --quick --out runs/bench
+	$(BIN)/python -m benchmarks.overhead --quick --out runs/bench
 
 bench-full: $(STAMP)
-	$(BIN)/python benchmarks/overhead.py --full --out runs/bench-full
+	$(BIN)/python -m benchmarks.overhead --full --out runs/bench-full
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

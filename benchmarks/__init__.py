@@ -1,4 +1,4 @@
-"""What watching a training costs, measured side by side: `python benchmarks/overhead.py`.
+"""Benchmarks of this repository, one folder per question; README.md lists their commands.
 
-Installed as the package `distmon_benchmarks`, so that `distmon bench` finds it.
+Run from the root of the repository: `python -m benchmarks.overhead`.
 """

@@ -1,15 +1,14 @@
 """Has distmon become slower from one run to the next?
 
-    python benchmarks/compare.py OLD NEW [--limit 0.2]
+    python -m benchmarks.compare OLD NEW [--limit 0.2]
 
-OLD and NEW are results folders. Times of two runs cannot be compared, because the machine may have
-changed between them; ratios can. So each contender is held against a reference of the same run,
-such as a naive clone, and the two ratios are compared. A regression is a ratio that has become
-worse by more than the limit, and whose interval (bootstrap over rounds) excludes that it is less.
-The confidence holds for all comparisons of a call together: the more there are, the wider each
-interval. An answer that has become wrong is a regression too.
+OLD and NEW are results files, or folders with one. Times of two runs cannot be compared, because
+the machine may have changed; ratios can. So each contender is held against a reference of the same
+run, such as a naive clone, and the two ratios are compared. A regression is a ratio that has become
+worse by more than the limit, with an interval (bootstrap over rounds) that excludes less. The
+confidence holds for all comparisons together. An answer that has become wrong is a regression too.
 
-Exit code 0: no regression. 1: at least one, a line for each. 2: the folders cannot be compared.
+Exit code 0: no regression. 1: at least one, a line for each. 2: the runs cannot be compared.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from pathlib import Path
 from typing import Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from distmon_benchmarks import wording
-from distmon_benchmarks.intervals import Interval, Pairs, change_interval, paired
-from distmon_benchmarks.results import Case, ResultsError
-from distmon_benchmarks.summary import GRADIENT_NORMS, NAIVE, Summary, case_name, load
+from benchmarks.intervals import Interval, change_interval
+from benchmarks.summary import wide_console
+from distmon.bench.contenders import GRADIENT_NORMS, NAIVE_CLONE
+from distmon.bench.formatting import times
+from distmon.bench.results import Case, Pairs, Results, ResultsError, read
 
 OURS: Final = "distmon"
 """Contenders whose names begin so are compared unless others are asked for."""
-REFERENCES: Final = (NAIVE, GRADIENT_NORMS)
+REFERENCES: Final = (NAIVE_CLONE.name, GRADIENT_NORMS.name)
 FEWEST_ROUNDS: Final = 5
-"""With fewer, resampling rounds says next to nothing."""
+"""With fewer, resampling rounds has next to no meaning."""
 
 
 @dataclass(frozen=True)
-class Comparable:
+class Comparison:
     """One contender against one reference, measured in both runs."""
 
     case: Case
@@ -46,6 +45,9 @@ class Comparable:
     reference: str
     old: Pairs
     new: Pairs
+
+    def __str__(self) -> str:
+        return f"{self.contender} against {self.reference} on {self.case.name}"
 
     @property
     def obstacle(self) -> str:
@@ -58,151 +60,97 @@ class Comparable:
         return ""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a ratio. `change` is 1 when nothing has changed, above 1 when it is worse."""
-
-    compared: Comparable
-    change: Interval
-    limit: float
-
-    @property
-    def is_regression(self) -> bool:
-        """Worse by more than the limit, beyond doubt."""
-        return self.change.low > 1 + self.limit
-
-    @property
-    def line(self) -> str:
-        """One sentence for a log."""
-        c = self.compared
-        return (
-            f"regression: {c.contender} on {case_name(c.case)} takes "
-            f"{wording.times(self.change.estimate)} as long against {c.reference} as before "
-            f"(interval {wording.times(self.change.low)} to {wording.times(self.change.high)}, "
-            f"limit {wording.times(1 + self.limit)})"
-        )
-
-
-def compare(
-    old: Summary,
-    new: Summary,
-    limit: float = 0.2,
-    confidence: float = 0.95,
-    contenders: Sequence[str] = (),
-    references: Sequence[str] = REFERENCES,
-) -> tuple[list[Verdict], list[str]]:
-    """Verdicts, and a line for each pair that could not be judged.
-
-    A `ResultsError` when there is nothing to judge.
-    """
-    found = [*_comparables(old, new, contenders, references)]
-    notes = [
-        f"not compared: {c.contender} against {c.reference} on {case_name(c.case)}, {c.obstacle}"
-        for c in found
-        if c.obstacle
-    ]
-    judged = [c for c in found if not c.obstacle]
-    if not judged:
-        reason = notes[0] if notes else "no contender and reference were measured in both"
-        raise ResultsError(f"the two runs have nothing to compare: {reason}")
-    of_each = 1 - (1 - confidence) / len(judged)
-    return [Verdict(c, change_interval(c.old, c.new, of_each), limit) for c in judged], notes
-
-
-def newly_wrong(old: Summary, new: Summary) -> list[str]:
-    """A line for each contender of ours that was right and no longer is."""
-    return [
-        f"regression: {name} gives a wrong answer: {what}"
-        for name, what in new.context.wrong.items()
-        if name.startswith(OURS) and name not in old.context.wrong
-    ]
-
-
-def _comparables(
-    old: Summary, new: Summary, contenders: Sequence[str], references: Sequence[str]
-) -> Iterator[Comparable]:
+def comparisons(
+    old: Results, new: Results, contenders: Sequence[str], references: Sequence[str]
+) -> Iterator[Comparison]:
+    """Yield what both runs have measured."""
     wanted = contenders or [name for name in new.contenders if name.startswith(OURS)]
     for case in new.cases:
         for contender in wanted:
             for reference in references:
-                if contender == reference:
-                    continue
-                pairs = [_pairs(run, case, contender, reference) for run in (old, new)]
-                if all(p.size for p in pairs):
-                    yield Comparable(case, contender, reference, *pairs)
+                pairs = [run.pairs(case, contender, reference) for run in (old, new)]
+                if contender != reference and all(each.size for each in pairs):
+                    yield Comparison(case, contender, reference, *pairs)
 
 
-def _pairs(run: Summary, case: Case, contender: str, reference: str) -> Pairs:
-    return paired(
-        run.rounds.get((case, contender, "observation"), {}),
-        run.rounds.get((case, reference, "observation"), {}),
-    )
+def newly_wrong(old: Results, new: Results) -> list[str]:
+    """Return a line for each answer of distmon that was right and no longer is."""
+    checked = {(row.case, row.contender) for row in old.rows if row.measure == "answer"}
+    return [
+        f"regression: {contender} on {case.name} gives a wrong answer: {what}"
+        for (case, contender), what in new.wrong_answers.items()
+        if contender.startswith(OURS)
+        and (case, contender) in checked
+        and (case, contender) not in old.wrong_answers
+    ]
 
 
-def _table(verdicts: Sequence[Verdict]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("workload", "contender", "against"):
-        table.add_column(heading)
-    for heading in ("change", "interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
-    for verdict in verdicts:
-        c, change = verdict.compared, verdict.change
+def compare(old: Results, new: Results, options: argparse.Namespace) -> list[str]:
+    """Print the table and return the regressions; a `ResultsError` when nothing is comparable."""
+    wanted = [_names(options.contenders), _names(options.references)]
+    found = [*comparisons(old, new, *wanted)]
+    notes = [f"not compared: {each}, {each.obstacle}" for each in found if each.obstacle]
+    usable = [each for each in found if not each.obstacle]
+    if not usable:
+        reason = notes[0] if notes else "no contender and reference were measured in both"
+        raise ResultsError(f"the two runs have nothing to compare: {reason}")
+    of_each = 1 - (1 - options.confidence) / len(usable)
+    changes = [change_interval(each.old, each.new, of_each) for each in usable]
+    limit = 1 + options.limit
+    regressions = newly_wrong(old, new)
+    regressions += [
+        f"regression: {each} takes {times(change.estimate)} as long as before "
+        f"(interval {times(change.low)} to {times(change.high)}, limit {times(limit)})"
+        for each, change in zip(usable, changes, strict=True)
+        if change.low > limit
+    ]
+    wide_console().print(_table(usable, changes, new, limit))
+    print(*notes, *regressions, sep="\n", end="\n" if notes or regressions else "")
+    if not regressions:
+        print(f"no regression over {options.limit:.0%} in {len(usable)} comparisons")
+    return regressions
+
+
+def _table(
+    usable: Sequence[Comparison], changes: Sequence[Interval], new: Results, limit: float
+) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("workload", "contender", "against", "change", "interval", ""):
+        table.add_column(heading, no_wrap=heading in ("change", "interval"))
+    for each, change in zip(usable, changes, strict=True):
+        wrong = ", answer wrong" if (each.case, each.contender) in new.wrong_answers else ""
         table.add_row(
-            case_name(c.case),
-            c.contender,
-            c.reference,
-            wording.times(change.estimate),
-            f"{wording.times(change.low)} to {wording.times(change.high)}",
-            "[red]regression[/]" if verdict.is_regression else "[green]ok[/]",
+            each.case.name,
+            f"{each.contender}{wrong}",
+            each.reference,
+            times(change.estimate),
+            f"{times(change.low)} to {times(change.high)}",
+            "[red]regression[/]" if change.low > limit else "[green]ok[/]",
         )
     return table
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare two runs and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="compare.py", description=(__doc__ or "").splitlines()[0], allow_abbrev=False
+        prog="benchmarks.compare", description=(__doc__ or "").splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument("old", type=Path, help="results folder of the run before")
-    parser.add_argument("new", type=Path, help="results folder of the run after")
+    parser.add_argument("old", type=Path, help="results of the run before")
+    parser.add_argument("new", type=Path, help="results of the run after")
     parser.add_argument("--limit", type=float, default=0.2, help="0.2 allows 20%% worse")
     parser.add_argument("--confidence", type=float, default=0.95, help="of all intervals together")
     parser.add_argument("--contenders", default="", help="comma-separated; else all of distmon")
-    parser.add_argument(
-        "--references", default=",".join(REFERENCES), help="comma-separated, what they are held to"
-    )
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and give the exit code."""
-    options = _options(arguments)
+    parser.add_argument("--references", default=",".join(REFERENCES), help="comma-separated")
+    options = parser.parse_args(arguments)
     try:
         if not options.limit >= 0:
             raise ResultsError(f"--limit must be 0 or more, not {options.limit}")
         if not 0 < options.confidence < 1:
             raise ResultsError(f"--confidence must be between 0 and 1, not {options.confidence}")
-        old, new = load(options.old), load(options.new)
-        regressions = newly_wrong(old, new)
-        verdicts, notes = compare(
-            old,
-            new,
-            options.limit,
-            options.confidence,
-            _names(options.contenders),
-            _names(options.references),
-        )
+        return 1 if compare(read(options.old), read(options.new), options) else 0
     except ResultsError as error:
-        print(f"compare.py: {error}", file=sys.stderr)
+        print(f"benchmarks.compare: {error}", file=sys.stderr)
         return 2
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(_table(verdicts))
-    regressions += [verdict.line for verdict in verdicts if verdict.is_regression]
-    for line in (*notes, *regressions):
-        print(line)
-    if not regressions:
-        print(f"no regression over {options.limit:.0%} in {len(verdicts)} comparisons")
-    return 1 if regressions else 0
 
 
 def _names(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Device side of distmon: the layout of a statistics row and the kernels that fill it.
+"""Triton kernels of distmon: the layout of a row of statistics, and the kernels that fill rows.
 
-Nothing here logs, communicates or imports `distmon`.
+No module here logs, communicates or imports `distmon`.
 """

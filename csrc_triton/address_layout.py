@@ -1,6 +1,6 @@
-"""What a row of the address table holds, column by column, and the codes of dtypes in it.
+"""The columns of the address table, and the codes of dtypes in it.
 
-Without Triton, so that whoever reads tensors by their addresses can use the same table.
+It does not import Triton, so that the native module can use the same table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 ADDRESS_COLUMNS: Final[tuple[str, ...]] = (
-    "weight",  # address of the first element; 0 when nothing is held here
+    "weight",  # address of the first element; 0 for an absent shard
     "weight_code",
     "weight_offsets",  # address of this row's slots in an offset table
     "grad",  # 0 when there is no gradient
@@ -31,7 +31,7 @@ DTYPE_CODES: Final[dict[torch.dtype, int]] = {
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """The code of a dtype; TypeError names the dtypes that can be read."""
+    """Return the code of a dtype; raise TypeError for one that the kernels cannot read."""
     code = DTYPE_CODES.get(dtype)
     if code is None:
         known = ", ".join(str(d).removeprefix("torch.") for d in DTYPE_CODES)
@@ -40,7 +40,7 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def dtype_set(dtypes: Iterable[torch.dtype]) -> int:
-    """The DTYPES constexpr of a kernel: one bit per dtype that may occur in its address table."""
+    """Return the DTYPES constexpr of a kernel: one bit per dtype in its address table."""
     bits = 0
     for dtype in dtypes:
         bits |= 1 << dtype_code(dtype)

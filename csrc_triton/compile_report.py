@@ -1,4 +1,4 @@
-"""Compile every shipped kernel configuration without a GPU and read the resources it takes.
+"""Compile every shipped kernel configuration without a GPU and report its resource usage.
 
 `python -m csrc_triton.compile_report` prints one JSON line per kernel, configuration and target.
 It must run without TRITON_INTERPRET: an interpreted function cannot be compiled.
@@ -34,7 +34,7 @@ _BINARIES: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 @dataclass(frozen=True)
 class Resources:
-    """What one compiled kernel takes. Spills are in bytes, or registers on AMD."""
+    """Resource usage of one compiled kernel. Spills are in bytes, on AMD in registers."""
 
     kernel: str
     configuration: str
@@ -46,7 +46,7 @@ class Resources:
     instructions: int
     classes: dict[str, int] = field(default_factory=dict)
     loads: dict[str, int] = field(default_factory=dict)
-    """Global loads by bits per thread."""
+    """Number of global loads by bits per thread."""
     stores: dict[str, int] = field(default_factory=dict)
 
 
@@ -175,7 +175,7 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def compile_all(targets: Sequence[str] = tuple(TARGETS), match: str = "") -> Iterator[Resources]:
-    """Every shipped configuration whose kernel or name contains `match`, for every target."""
+    """Compile every configuration whose kernel or name contains `match`, for every target."""
     for configuration in shipped_configurations():
         if match in f"{configuration.kernel} {configuration.name}":
             for target in targets:

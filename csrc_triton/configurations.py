@@ -8,22 +8,14 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from csrc_triton import exact_stats, gradient_runs
 from csrc_triton.address_layout import DTYPE_CODES, dtype_set
-from csrc_triton.exact_stats import (
-    BLOCK,
-    CHUNK,
-    CHUNK_REGISTERS,
-    LINES,
-    ROW_REGISTERS,
-    WARPS,
-    exact_chunks_kernel,
-    exact_rows_kernel,
-)
 from csrc_triton.sampled_stats import REGISTER_LIMITS, STATS_BLOCK_WIDTH, sampled_stats_kernel
 from csrc_triton.snapshot import snapshot_kernel
-from csrc_triton.tables import SAMPLED_WARPS
+from csrc_triton.tables import SAMPLED_WARPS, VALUE_TYPES
 
 _ROWS = {"p_addresses": "*i64", "p_starts": "*i64", "p_widths": "*i32", "p_group_counts": "*i32"}
+_TORCH = {value: dtype for dtype, value in VALUE_TYPES.items()}
 _OUTPUTS = {"p_sums": "*fp64", "p_maxima": "*fp32", "p_bins": "*fp64"}
 
 
@@ -58,8 +50,10 @@ def shipped_configurations() -> list[Configuration]:
     for name, dtypes in sets.items():
         result += [
             _snapshot(name, dtypes, tl.float32, tl.int32),
-            _sampled(name, dtypes, tl.float32, tl.int32, 1),
+            _sampled(name, dtypes, tl.float32, tl.int32, True),
             _exact_chunks(name, dtypes, tl.float32, True),
+            _exact_chunks(f"{name} no bins", dtypes, tl.float32, False),
+            _run_chunks(name, dtypes, tl.float32, tl.int32),
         ]
     for name, dtypes, value in (
         ("fp64", dtype_set([fp64]), tl.float64),
@@ -68,18 +62,17 @@ def shipped_configurations() -> list[Configuration]:
     ):
         result += [
             _snapshot(name, dtypes, value, tl.int64),
-            _sampled(name, dtypes, value, tl.int64, 1),
+            _sampled(name, dtypes, value, tl.int64, True),
             _exact_chunks(name, dtypes, value, True),
+            _run_chunks(name, dtypes, value, tl.int64),
         ]
     result += [
         _snapshot("bf16+fp32 small sample", mixed, tl.float32, tl.int32, width=16),
-        _sampled("bf16+fp32 no bins", mixed, tl.float32, tl.int32, 0),
-        _sampled("bf16+fp32 weight bins", mixed, tl.float32, tl.int32, 2),
-        _sampled("bf16+fp32 update bins", mixed, tl.float32, tl.int32, 3),
-        _exact_chunks("bf16 no bins", dtype_set([bf16]), tl.float32, False),
-        _exact_chunks("fp32 no bins", dtype_set([fp32]), tl.float32, False),
+        _sampled("bf16+fp32 no bins", mixed, tl.float32, tl.int32, False),
+        _exact_chunks("all as fp64 no bins", everything, tl.float64, False),
         _exact_rows(True),
         _exact_rows(False),
+        _run_rows(),
     ]
     return result
 
@@ -93,7 +86,7 @@ def _snapshot(
 
 
 def _sampled(
-    name: str, dtypes: int, value: tl.dtype, offset: tl.dtype, histogram: int
+    name: str, dtypes: int, value: tl.dtype, offset: tl.dtype, histogram: bool
 ) -> Configuration:
     pointers = {
         **_ROWS,
@@ -117,44 +110,107 @@ def _sampled(
         pointers,
         constants,
         SAMPLED_WARPS,
-        REGISTER_LIMITS[torch.float64 if value == tl.float64 else torch.float32],
+        REGISTER_LIMITS[_TORCH[value]],
     )
 
 
 def _exact_chunks(name: str, dtypes: int, value: tl.dtype, histogram: bool) -> Configuration:
     pointers = {
         "p_addresses": "*i64",
+        "p_rows": "*i32",
         "p_numels": "*i64",
-        "p_chunk_rows": "*i32",
+        "p_chunk_tensors": "*i32",
         "p_first_chunks": "*i64",
         "p_partials": "*fp64",
         "p_counts": "*i64",
+        "gradients": "i32",
     }
     constants = {
         "DTYPES": dtypes,
         "VALUE": value,
         "HISTOGRAM": histogram,
-        "CHUNK": CHUNK,
-        "BLOCK": BLOCK,
+        "CHUNK": exact_stats.CHUNK,
+        "BLOCK": exact_stats.BLOCK,
     }
     return Configuration(
-        "exact_chunks", name, exact_chunks_kernel, pointers, constants, WARPS, CHUNK_REGISTERS
+        "exact_chunks",
+        name,
+        exact_stats.exact_chunks_kernel,
+        pointers,
+        constants,
+        exact_stats.WARPS,
+        exact_stats.chunk_registers(histogram, _TORCH[value]),
     )
 
 
 def _exact_rows(histogram: bool) -> Configuration:
     pointers = {
         "p_addresses": "*i64",
+        "p_rows": "*i32",
         "p_numels": "*i64",
         "p_first_chunks": "*i64",
         "p_partials": "*fp64",
         "p_counts": "*i64",
         "p_applied": "*fp64",
         **_OUTPUTS,
-        "chunks": "i32",
+        "gradients": "i32",
     }
-    constants = {"HISTOGRAM": histogram, "LINES": LINES}
-    name = "bins" if histogram else "no bins"
     return Configuration(
-        "exact_rows", name, exact_rows_kernel, pointers, constants, WARPS, ROW_REGISTERS
+        "exact_rows",
+        "bins" if histogram else "no bins",
+        exact_stats.exact_rows_kernel,
+        pointers,
+        {"HISTOGRAM": histogram, "LINES": exact_stats.LINES},
+        exact_stats.WARPS,
+        exact_stats.ROW_REGISTERS,
+    )
+
+
+def _run_chunks(name: str, dtypes: int, value: tl.dtype, offset: tl.dtype) -> Configuration:
+    pointers = {
+        "p_addresses": "*i64",
+        "p_rows": "*i32",
+        "p_first_runs": "*i64",
+        "p_chunk_tensors": "*i32",
+        "p_first_chunks": "*i64",
+        "p_offsets": "*i32" if offset == tl.int32 else "*i64",
+        "p_codes": "*u8",
+        "p_partials": "*fp64",
+    }
+    constants = {
+        "DTYPES": dtypes,
+        "VALUE": value,
+        "CHUNK_RUNS": gradient_runs.CHUNK_RUNS,
+        "BLOCK_RUNS": gradient_runs.BLOCK_RUNS,
+    }
+    return Configuration(
+        "run_chunks",
+        name,
+        gradient_runs.run_chunks_kernel,
+        pointers,
+        constants,
+        gradient_runs.WARPS,
+        gradient_runs.CHUNK_REGISTERS[_TORCH[value]],
+    )
+
+
+def _run_rows() -> Configuration:
+    pointers = {
+        "p_addresses": "*i64",
+        "p_rows": "*i32",
+        "p_elements": "*i64",
+        "p_first_chunks": "*i64",
+        "p_partials": "*fp64",
+        "p_applied": "*fp64",
+        "p_sums": "*fp64",
+        "p_maxima": "*fp32",
+    }
+    return Configuration(
+        "run_rows",
+        "all",
+        gradient_runs.run_rows_kernel,
+        pointers,
+        {"LINES": gradient_runs.LINES},
+        gradient_runs.WARPS,
+        gradient_runs.ROW_REGISTERS,
     )

@@ -1,8 +1,8 @@
-"""Loads that follow the dtype code of a row in the address table.
+"""Loads that depend on the dtype code of a row in the address table.
 
 One launch reads parameters of different dtypes. A pointer may not have two types in two branches
-(the interpreter accepts that, the compiler does not), so every branch loads and converts by itself
-and the branches merge values.
+(the interpreter accepts that, the compiler does not), so every branch loads and converts, and
+the branches merge values.
 """
 
 # Triton gives kernel functions types of its own.
@@ -21,10 +21,10 @@ _CODES: tl.constexpr = tl.constexpr(len(DTYPE_CODES))
 
 @triton.jit
 def read(address, o_element, m_read, TYPE: tl.constexpr):
-    """Load with a mask, or 16-byte aligned and whole.
+    """Load with a mask, or without a mask and 16-byte aligned.
 
-    Only the second kind becomes 128-bit loads: a mask is not known to be the same for neighbours.
-    The hint must be given where the pointer is made: on a function argument it is lost.
+    Only the latter becomes 128-bit loads: the compiler cannot assume that neighbors have the same
+    mask. The alignment hint must be where the pointer is made; on a function argument it is lost.
     """
     if m_read is None:
         p_first = tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
@@ -35,13 +35,13 @@ def read(address, o_element, m_read, TYPE: tl.constexpr):
 
 @triton.jit
 def load_one_dtype(address, o_element, m_read, CODE: tl.constexpr, VALUE: tl.constexpr):
-    """Elements of one statically known dtype as VALUE, 0 where masked."""
+    """Load elements of one statically known dtype as VALUE, 0 where masked."""
     if CODE == 0:
         b_raw = read(address, o_element, m_read, tl.float32)
         b_value = b_raw.to(VALUE)
     elif CODE == 1:
-        # bf16 is the upper half of fp32. By its bits, because the interpreter's conversion flushes
-        # subnormals and the tests would not cover what the hardware does.
+        # bf16 is the upper half of fp32. Converted by bits, because the interpreter's conversion
+        # flushes subnormals, unlike the hardware.
         b_upper = read(address, o_element, m_read, tl.uint16)
         b_value = (b_upper.to(tl.uint32) << 16).to(tl.float32, bitcast=True).to(VALUE)
     elif CODE == 2:
@@ -51,8 +51,8 @@ def load_one_dtype(address, o_element, m_read, CODE: tl.constexpr, VALUE: tl.con
         b_raw = read(address, o_element, m_read, tl.float64)
         b_value = b_raw.to(VALUE)
     else:
-        # fp8 is decoded from its bits: sm_80 has no fp8e4nv and the detour through fp16 is exact,
-        # subnormals included, on every target.
+        # fp8 is decoded by bits: sm_80 has no fp8e4nv, and the conversion through fp16 is exact on
+        # every target, including subnormals.
         b_byte = read(address, o_element, m_read, tl.uint8)
         b_bits = b_byte.to(tl.uint16)
         if CODE == 4:
@@ -67,9 +67,9 @@ def load_one_dtype(address, o_element, m_read, CODE: tl.constexpr, VALUE: tl.con
 
 @triton.jit
 def load_values(address, code, o_element, m_read, DTYPES: tl.constexpr, VALUE: tl.constexpr):
-    """Elements at flat offsets of the tensor at `address` as VALUE, 0 where masked.
+    """Load elements at flat offsets of the tensor at `address` as VALUE, 0 where masked.
 
-    With one dtype in DTYPES there is no branch, which keeps a pure bf16 or fp32 model lean.
+    With one dtype in DTYPES there is no branch, so a pure bf16 or fp32 model pays for none.
     """
     b_value = tl.zeros(o_element.shape, VALUE)
     for CODE in tl.static_range(_CODES):

@@ -1,9 +1,9 @@
-"""Weight and gradient columns over every element: one launch over chunks of all parameters.
+"""Columns over every element of chosen weights and gradients: one launch over chunks of them all.
 
-Program (c, side) adds up chunk c of the weight (side 0) or gradient (side 1) into a line of
-partials; a second tiny launch adds a row's partials in a fixed order. Sums are fp64 in both, with
-chains of at most CHUNK / BLOCK + chunks / LINES additions, so 10**9 elements lose fewer than 9 bits
-of fp64. Bins are added by integer atomics, which give the same counts in any order.
+A program adds up one chunk of one tensor into a line of partials; a second tiny launch adds a
+tensor's partials in a fixed order. Sums are fp64 in both, with chains of at most
+CHUNK / BLOCK + chunks / LINES additions, so 10**9 elements lose fewer than 9 bits of fp64. Bins are
+added by integer atomics, which give the same counts in any order.
 """
 
 # Triton gives kernel functions types of its own.
@@ -12,7 +12,7 @@ of fp64. Bins are added by integer atomics, which give the same counts in any or
 # ruff: noqa: SIM102
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,9 +21,16 @@ import triton
 import triton.language as tl
 
 from csrc_triton.dtypes import load_values
+from csrc_triton.finite import add_block, times
 from csrc_triton.histogram import signed_bin
+from csrc_triton.partials import (
+    P_HIGH,
+    P_SQUARES,
+    PARTIAL_COLUMNS,
+    combine_partials,
+    store_partials,
+)
 from csrc_triton.row_layout import BINS, GROUPS, MAX, MAX_COLUMNS, SUM, SUM_COLUMNS
-from csrc_triton.sampled_stats import is_finite, times
 from csrc_triton.tables import (
     A_COLUMNS,
     A_GRAD,
@@ -31,22 +38,23 @@ from csrc_triton.tables import (
     VALUE_TYPES,
     RowOutputs,
     check,
+    cut_into_chunks,
 )
 
 CHUNK: Final = 1 << 16
 """Elements of one program: 64 passes, so that the unaligned edges are under 2% of the work."""
 BLOCK: Final = 1024
 WARPS: Final = 4
-CHUNK_REGISTERS: Final = 200
 ROW_REGISTERS: Final = 128
-"""Limits on NVIDIA. Left alone, ptxas stops at 168 and 48 registers and spills 8 to 16 bytes."""
+"""On NVIDIA. Left alone, ptxas stops at 48 and spills 8 bytes."""
 LINES: Final = 64
 PARTIALS: Final = 8
-"""sum, squares, NaN, Inf, zeros, largest, largest negated, and one to make it 64 bytes."""
+"""Numbers in a line: those of `partials.py`, the squares, and one to make it 64 bytes."""
 
 _GROUPS: tl.constexpr = tl.constexpr(GROUPS)
 _BINS: tl.constexpr = tl.constexpr(BINS)
 _PARTIALS: tl.constexpr = tl.constexpr(PARTIALS)
+_USED: tl.constexpr = tl.constexpr(len(PARTIAL_COLUMNS) + 1)
 _SUMS: tl.constexpr = tl.constexpr(len(SUM_COLUMNS))
 _MAXIMA: tl.constexpr = tl.constexpr(len(MAX_COLUMNS))
 _W_COUNT: tl.constexpr = tl.constexpr(SUM["w_count"])
@@ -57,29 +65,21 @@ _W_ABSMAX: tl.constexpr = tl.constexpr(MAX["w_absmax"])
 _G_MAX: tl.constexpr = tl.constexpr(MAX["g_max"])
 
 
-@triton.jit
-def add_block(b_x, m_read, b_sum, b_sq, b_flags, b_high, b_low):
-    """Add one block to the running values of every thread; masked elements add nothing."""
-    m_finite = is_finite(b_x)
-    # NaN, Inf and zero are counted in 10-bit fields: there are at most 66 blocks in a chunk.
-    b_flags += (b_x != b_x).to(tl.int32) + (((b_x == b_x) & ~m_finite).to(tl.int32) << 10)
-    b_flags += ((b_x == 0) & m_read).to(tl.int32) << 20
-    b_x = tl.where(m_finite, b_x, 0.0)
-    m_finite &= m_read
-    b_high = tl.maximum(b_high, tl.where(m_finite, b_x, float("-inf")))
-    b_low = tl.maximum(b_low, tl.where(m_finite, -b_x, float("-inf")))
-    b_wide = b_x.to(tl.float64)
-    return b_sum + b_wide, b_sq + b_wide * b_wide, b_flags, b_high, b_low, b_x, m_finite
+def chunk_registers(histogram: bool, value_dtype: torch.dtype) -> int:
+    """Limit on NVIDIA. Left alone, ptxas stops at 168 with a histogram and spills 16 bytes."""
+    return 200 if histogram or value_dtype == torch.float64 else 128
 
 
-@triton.jit(do_not_specialize_on_alignment=[0, 1, 2, 3, 4, 5])
+@triton.jit(do_not_specialize_on_alignment=[0, 1, 2, 3, 4, 5, 6], do_not_specialize=[7])
 def exact_chunks_kernel(
     p_addresses,
+    p_rows,
     p_numels,
-    p_chunk_rows,
+    p_chunk_tensors,
     p_first_chunks,
     p_partials,
     p_counts,
+    gradients,
     DTYPES: tl.constexpr,
     VALUE: tl.constexpr,
     HISTOGRAM: tl.constexpr,
@@ -87,13 +87,14 @@ def exact_chunks_kernel(
     BLOCK: tl.constexpr,
 ):
     chunk = tl.program_id(0).to(tl.int64)
-    side = tl.program_id(1).to(tl.int64)
-    row = tl.load(p_chunk_rows + chunk).to(tl.int64)
-    start = (chunk - tl.load(p_first_chunks + row)) * CHUNK
-    length = tl.minimum(tl.load(p_numels + row) - start, CHUNK).to(tl.int32)
-    p_row = p_addresses + row * A_COLUMNS + side * (A_GRAD - A_WEIGHT)
-    address = tl.load(p_row)
-    code = tl.load(p_row + 1)
+    tensor = tl.load(p_chunk_tensors + chunk).to(tl.int64)
+    is_grad = tensor < gradients
+    row = tl.load(p_rows + tensor).to(tl.int64)
+    start = (chunk - tl.load(p_first_chunks + tensor)) * CHUNK
+    length = tl.minimum(tl.load(p_numels + tensor) - start, CHUNK).to(tl.int32)
+    p_place = p_addresses + row * A_COLUMNS + tl.where(is_grad, A_GRAD, A_WEIGHT)
+    address = tl.load(p_place)
+    code = tl.load(p_place + 1)
     length = tl.where(address == 0, 0, length)
     # Bytes per element as a shift, by dtype code: fp32, bf16, fp16, fp64, e4m3, e5m2.
     shift = tl.where(code == 3, 3, tl.where(code == 0, 2, tl.where(code < 3, 1, 0)))
@@ -118,11 +119,12 @@ def exact_chunks_kernel(
         # Without a mask and with a known alignment these become 128-bit loads.
         b_x = load_values(aligned, code, o_lane, None, DTYPES, VALUE)
         aligned += step
-        b_sum, b_sq, b_flags, b_high, b_low, b_x, m_x = add_block(
-            b_x, m_all, b_sum, b_sq, b_flags, b_high, b_low
+        b_sum, b_flags, b_high, b_low, b_x, b_wide, m_x = add_block(
+            b_x, m_all, b_sum, b_flags, b_high, b_low
         )
+        b_sq += b_wide * b_wide
         if HISTOGRAM:
-            if side == 1:
+            if is_grad:
                 b_bins += tl.histogram(signed_bin(b_x), _BINS, mask=m_x)
     edge = length - blocks * BLOCK
     for first in range(0, edge, BLOCK):
@@ -131,45 +133,27 @@ def exact_chunks_kernel(
         m_edge = o_edge < edge
         o_element = tl.where(o_edge < head, o_edge, tail + (o_edge - head))
         b_x = load_values(begin, code, o_element, m_edge, DTYPES, VALUE)
-        b_sum, b_sq, b_flags, b_high, b_low, b_x, m_x = add_block(
-            b_x, m_edge, b_sum, b_sq, b_flags, b_high, b_low
+        b_sum, b_flags, b_high, b_low, b_x, b_wide, m_x = add_block(
+            b_x, m_edge, b_sum, b_flags, b_high, b_low
         )
+        b_sq += b_wide * b_wide
         if HISTOGRAM:
-            if side == 1:
+            if is_grad:
                 b_bins += tl.histogram(signed_bin(b_x), _BINS, mask=m_x)
 
-    p_line = p_partials + (side * tl.num_programs(0) + chunk) * _PARTIALS
-    tl.store(p_line, tl.sum(b_sum, 0))
-    tl.store(p_line + 1, tl.sum(b_sq, 0))
-    tl.store(p_line + 2, tl.sum(b_flags & 0x3FF, 0).to(tl.float64))
-    tl.store(p_line + 3, tl.sum((b_flags >> 10) & 0x3FF, 0).to(tl.float64))
-    tl.store(p_line + 4, tl.sum(b_flags >> 20, 0).to(tl.float64))
-    tl.store(p_line + 5, tl.max(b_high, 0).to(tl.float64))
-    tl.store(p_line + 6, tl.max(b_low, 0).to(tl.float64))
+    p_line = p_partials + chunk * _PARTIALS
+    store_partials(p_line, b_sum, b_flags, b_high, b_low)
+    tl.store(p_line + P_SQUARES, tl.sum(b_sq, 0))
     if HISTOGRAM:
-        if side == 1:
-            p_count = p_counts + row * _BINS + tl.arange(0, _BINS)
+        if is_grad:
+            p_count = p_counts + tensor * _BINS + tl.arange(0, _BINS)
             tl.atomic_add(p_count, b_bins.to(tl.int64), mask=b_bins > 0, sem="relaxed")
 
 
-@triton.jit
-def combine_partials(p_partials, first, last, LINES: tl.constexpr):
-    """Sums and maxima of all partial columns over chunks first..last, in a fixed order."""
-    o_column = tl.arange(0, _PARTIALS)[None, :]
-    b_sum = tl.zeros((LINES, _PARTIALS), tl.float64)
-    b_top = tl.full((LINES, _PARTIALS), float("-inf"), tl.float64)
-    for c in range(first, last, LINES):
-        o_line = (c + tl.arange(0, LINES))[:, None]
-        m_line = (o_line < last) & (o_column < _PARTIALS - 1)
-        b_part = tl.load(p_partials + o_line * _PARTIALS + o_column, mask=m_line, other=0)
-        b_sum += b_part
-        b_top = tl.maximum(b_top, tl.where(m_line, b_part, float("-inf")))
-    return tl.sum(b_sum, 0), tl.max(b_top, 0)
-
-
-@triton.jit(do_not_specialize_on_alignment=[0, 1, 2, 3, 4, 5, 6, 7, 8], do_not_specialize=[9])
+@triton.jit(do_not_specialize_on_alignment=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], do_not_specialize=[10])
 def exact_rows_kernel(
     p_addresses,
+    p_rows,
     p_numels,
     p_first_chunks,
     p_partials,
@@ -178,82 +162,110 @@ def exact_rows_kernel(
     p_sums,
     p_maxima,
     p_bins,
-    chunks,
+    gradients,
     HISTOGRAM: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    numel = tl.load(p_numels + row).to(tl.float64)
-    p_sum = p_sums + row * _SUMS
-    p_max = p_maxima + row * _MAXIMA
-    first = tl.load(p_first_chunks + row)
-    last = tl.load(p_first_chunks + row + 1)
-    o_group = tl.arange(0, _GROUPS)
+    tensor = tl.program_id(0).to(tl.int64)
+    is_grad = tensor < gradients
+    row = tl.load(p_rows + tensor).to(tl.int64)
+    numel = tl.load(p_numels + tensor).to(tl.float64)
+    first = tl.load(p_first_chunks + tensor)
+    last = tl.load(p_first_chunks + tensor + 1)
+    b_sum, b_top = combine_partials(p_partials, first, last, _PARTIALS, _USED, LINES)
+
+    factor = tl.full((), 1.0, tl.float64)
+    if is_grad:
+        has_grad = tl.load(p_addresses + row * A_COLUMNS + A_GRAD) != 0
+        factor = tl.where(has_grad, tl.load(p_applied + row), 0.0)
+    b_sum = times(factor, b_sum)
+    b_top = tl.where(factor > 0, b_top, float("-inf"))
 
     o_part = tl.arange(0, _PARTIALS)
-    m_extreme = (o_part == 5) | (o_part == 6)
-    # Partial columns go to sum, squares, NaN, Inf, zeros; those but the squares are neighbours.
-    o_after_count = tl.where(o_part == 0, 1, o_part)
-
-    b_sum, b_top = combine_partials(p_partials, first, last, LINES)
-    tl.store(p_sum + _W_COUNT, numel)
-    o_sum = tl.where(o_part == 1, _W_SQ, _W_COUNT + o_after_count)
-    tl.store(p_sum + o_sum, b_sum, mask=o_part < 4)
+    o_group = tl.arange(0, _GROUPS)
+    p_count = p_sums + row * _SUMS + tl.where(is_grad, _G_COUNT, _W_COUNT)
+    p_square = p_sums + row * _SUMS + tl.where(is_grad, _G_SQ, _W_SQ)
+    p_max = p_maxima + row * _MAXIMA
+    tl.store(p_count, numel * factor)
+    # Zeros, the last of the counts, have a column for gradients only.
+    tl.store(p_count + 1 + o_part, b_sum, mask=o_part < tl.where(is_grad, P_HIGH, P_HIGH - 1))
     # The whole sum is known: all of it is in the first group.
-    tl.store(p_sum + _W_SQ + o_group, tl.zeros((_GROUPS,), tl.float64), mask=o_group > 0)
-    w_absmax = tl.max(tl.where(m_extreme, b_top, float("-inf")), 0)
-    tl.store(p_max + _W_ABSMAX, w_absmax.to(tl.float32))
-
-    p_partials += chunks.to(tl.int64) * _PARTIALS
-    has_grad = tl.load(p_addresses + row * A_COLUMNS + A_GRAD) != 0
-    graded = tl.where(has_grad, tl.load(p_applied + row), 0.0)
-    b_sum, b_top = combine_partials(p_partials, first, last, LINES)
-    tl.store(p_sum + _G_COUNT, numel * graded)
-    o_sum = tl.where(o_part == 1, _G_SQ, _G_COUNT + o_after_count)
-    tl.store(p_sum + o_sum, times(graded, b_sum), mask=o_part < 5)
-    tl.store(p_sum + _G_SQ + o_group, tl.zeros((_GROUPS,), tl.float64), mask=o_group > 0)
-    b_top = tl.where(graded > 0, b_top, float("-inf")).to(tl.float32)
-    tl.store(p_max + _G_MAX + o_part - 5, b_top, mask=m_extreme)
+    tl.store(p_square + o_part - P_SQUARES, b_sum, mask=o_part == P_SQUARES)
+    tl.store(p_square + o_group, tl.zeros((_GROUPS,), tl.float64), mask=o_group > 0)
+    m_extreme = (o_part >= P_HIGH) & (o_part < P_SQUARES)
+    if is_grad:
+        tl.store(p_max + _G_MAX + o_part - P_HIGH, b_top.to(tl.float32), mask=m_extreme)
+    else:
+        w_absmax = tl.max(tl.where(m_extreme, b_top, float("-inf")), 0)
+        tl.store(p_max + _W_ABSMAX, w_absmax.to(tl.float32))
     if HISTOGRAM:
-        o_bin = row * _BINS + tl.arange(0, _BINS)
-        b_count = tl.load(p_counts + o_bin)
-        tl.store(p_bins + o_bin, b_count.to(tl.float64) * graded)
-        # Ready for the next observation, so that nothing else has to clear them.
-        tl.store(p_counts + o_bin, tl.zeros((_BINS,), tl.int64))
+        if is_grad:
+            o_bin = tl.arange(0, _BINS)
+            p_counted = p_counts + tensor * _BINS + o_bin
+            b_count = tl.load(p_counted)
+            tl.store(p_bins + row * _BINS + o_bin, b_count.to(tl.float64) * factor)
+            # Ready for the next observation, so that nothing else has to clear them.
+            tl.store(p_counted, tl.zeros((_BINS,), tl.int64))
 
 
 @dataclass(frozen=True)
 class ExactTables:
-    """Chunks of all parameters and the scratch that their partials go to."""
+    """Chunks of all tensors that are read in full, and the scratch that their partials go to.
 
+    Gradients come first, then weights.
+    """
+
+    rows: torch.Tensor
+    """int32 [tensors]: row of each tensor in the address table and the outputs."""
     numels: torch.Tensor
-    """int64 [parameters]: elements held here."""
-    chunk_rows: torch.Tensor
+    """int64 [tensors]: elements held here."""
+    chunk_tensors: torch.Tensor
     """int32 [chunks]"""
     first_chunks: torch.Tensor
-    """int64 [parameters + 1]"""
+    """int64 [tensors + 1]"""
     partials: torch.Tensor
-    """float64 [2, chunks, PARTIALS]"""
+    """float64 [chunks, PARTIALS]"""
     counts: torch.Tensor
-    """int64 [parameters, BINS], zero between launches; [0, BINS] for no histogram."""
+    """int64 [gradients, BINS], zero between launches; [0, BINS] for no histogram."""
+    gradients: int
+    """How many of the tensors are gradients."""
+
+    def __post_init__(self) -> None:
+        n, chunks, device = len(self.rows), len(self.chunk_tensors), self.rows.device
+        check("rows", self.rows, torch.int32, (n,), device)
+        check("numels", self.numels, torch.int64, (n,), device)
+        check("chunk_tensors", self.chunk_tensors, torch.int32, (chunks,), device)
+        check("first_chunks", self.first_chunks, torch.int64, (n + 1,), device)
+        check("partials", self.partials, torch.float64, (chunks, PARTIALS), device)
+        counted = self.gradients if len(self.counts) else 0
+        check("counts", self.counts, torch.int64, (counted, BINS), device)
 
     @classmethod
     def build(
-        cls, numels: Sequence[int], device: torch.device, histogram: bool = True
+        cls,
+        weights: Mapping[int, int],
+        gradients: Mapping[int, int],
+        device: torch.device,
+        histogram: bool,
     ) -> ExactTables:
-        """Cut parameters with these numbers of local elements into chunks."""
-        sizes = torch.tensor(numels, dtype=torch.int64)
-        per_row = (sizes + CHUNK - 1) // CHUNK
-        first = torch.cat((torch.zeros(1, dtype=torch.int64), per_row.cumsum(0)))
-        rows = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), per_row)
+        """Cut weights and gradients, given as local elements by row, into chunks.
+
+        With `histogram` the bins of these gradients are over every element too.
+        """
+        numels = [*gradients.values(), *weights.values()]
+        chunk_tensors, first_chunks = cut_into_chunks(numels, CHUNK, device)
         return cls(
-            numels=sizes.to(device),
-            chunk_rows=rows.to(device),
-            first_chunks=first.to(device),
-            partials=torch.empty((2, len(rows), PARTIALS), dtype=torch.float64, device=device),
-            counts=torch.zeros(
-                (len(sizes) if histogram else 0, BINS), dtype=torch.int64, device=device
+            rows=torch.tensor([*gradients, *weights], dtype=torch.int32).to(device),
+            numels=torch.tensor(numels, dtype=torch.int64).to(device),
+            chunk_tensors=chunk_tensors,
+            first_chunks=first_chunks,
+            partials=torch.empty(
+                (len(chunk_tensors), PARTIALS), dtype=torch.float64, device=device
             ),
+            counts=torch.zeros(
+                (len(gradients) if histogram else 0, BINS), dtype=torch.int64, device=device
+            ),
+            gradients=len(gradients),
         )
 
 
@@ -265,42 +277,42 @@ def fill_exact_columns(
     dtypes: int,
     value_dtype: torch.dtype,
 ) -> None:
-    """Overwrite the weight and gradient columns by those over every element.
+    """Overwrite the columns of the tensors in `tables` by those over every element.
 
-    `addresses` is the address table of the same parameters, whose tensors must each be one dense
-    piece of memory; `value_dtype` is float32, or float64 when a tensor is. Allocates nothing and
-    does not wait.
+    `addresses` is the address table of all rows; the tensors that are read must each be one dense
+    piece of memory. `value_dtype` is float32, or float64 when a tensor is. Bins are overwritten
+    only where `tables` were built with a histogram. Allocates nothing and does not wait.
     """
-    rows, device = len(tables.numels), tables.numels.device
+    rows, device = len(addresses), tables.rows.device
     check("addresses", addresses, torch.int64, (rows, A_COLUMNS.value), device)
     check("applied", applied, torch.float64, (rows,), device)
     outputs.verify(rows, device)
     if value_dtype not in VALUE_TYPES:
         raise TypeError(f"value_dtype must be float32 or float64, not {value_dtype}")
-    if outputs.bins is not None and len(tables.counts) != rows:
-        raise ValueError("the exact tables were built without a histogram, but bins were given")
-    if not rows:
+    if not len(tables.rows):
         return
-    chunks = len(tables.chunk_rows)
-    histogram = outputs.bins is not None
-    if chunks:
-        exact_chunks_kernel[(chunks, 2)](
+    histogram = outputs.bins is not None and len(tables.counts) > 0
+    if len(tables.chunk_tensors):
+        exact_chunks_kernel[(len(tables.chunk_tensors),)](
             addresses,
+            tables.rows,
             tables.numels,
-            tables.chunk_rows,
+            tables.chunk_tensors,
             tables.first_chunks,
             tables.partials,
             tables.counts,
+            tables.gradients,
             DTYPES=dtypes,
             VALUE=VALUE_TYPES[value_dtype],
             HISTOGRAM=histogram,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,
-            **({} if torch.version.hip else {"maxnreg": CHUNK_REGISTERS}),
+            **({} if torch.version.hip else {"maxnreg": chunk_registers(histogram, value_dtype)}),
         )
-    exact_rows_kernel[(rows,)](
+    exact_rows_kernel[(len(tables.rows),)](
         addresses,
+        tables.rows,
         tables.numels,
         tables.first_chunks,
         tables.partials,
@@ -309,7 +321,7 @@ def fill_exact_columns(
         outputs.sums,
         outputs.maxima,
         outputs.sums if outputs.bins is None else outputs.bins,
-        chunks,
+        tables.gradients,
         HISTOGRAM=histogram,
         LINES=LINES,
         num_warps=WARPS,

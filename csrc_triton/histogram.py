@@ -16,7 +16,7 @@ _KEY_SHIFT: tl.constexpr = tl.constexpr(KEY_SHIFT)
 
 @triton.jit
 def signed_bin(b_value):
-    """The bin of each finite value, int32; bins are in value order."""
+    """Return the bin of each finite value as int32; bins are in increasing order of value."""
     b_bits = b_value.to(tl.float32).to(tl.int32, bitcast=True)
     b_key = ((b_bits & 0x7FFFFFFF) >> _KEY_SHIFT) - _KEY_BASE
     b_key = tl.minimum(tl.maximum(b_key, 0), _HALF_BINS - 1)

@@ -9,13 +9,14 @@ on floats: the same inputs give the same bits.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 
 from csrc_triton.dtypes import load_values
+from csrc_triton.finite import is_finite, times
 from csrc_triton.histogram import signed_bin
 from csrc_triton.row_layout import BINS, GROUPS, MAX, MAX_COLUMNS, SUM, SUM_COLUMNS
 from csrc_triton.tables import (
@@ -33,9 +34,6 @@ from csrc_triton.tables import (
     RowTables,
     check,
 )
-
-HistogramOf = Literal["gradients", "weights", "updates"]
-HISTOGRAM_CODES: Final[dict[HistogramOf, int]] = {"gradients": 1, "weights": 2, "updates": 3}
 
 STATS_BLOCK_WIDTH: Final = 16
 """One element per thread and pass: twice that needs 128 registers."""
@@ -85,12 +83,6 @@ def odd_multiplier(o_slot):
 
 
 @triton.jit
-def is_finite(b_value):
-    """False for NaN and for both infinities: their difference from themselves is NaN."""
-    return b_value - b_value == 0
-
-
-@triton.jit
 def flags(m_low, m_high):
     """Two flags in the halves of an int32, to be counted by one addition."""
     return m_low.to(tl.int32) + (m_high.to(tl.int32) << 16)
@@ -114,12 +106,6 @@ def total(b_value):
 @triton.jit
 def largest(b_value):
     return tl.max(tl.max(b_value, 1), 0)
-
-
-@triton.jit
-def times(factor, value):
-    """`value` counted `factor` times; 0 where nothing was measured, even if `value` overflowed."""
-    return tl.where(factor > 0, value * factor, 0.0)
 
 
 @triton.jit(do_not_specialize_on_alignment=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
@@ -192,7 +178,9 @@ def sampled_stats_kernel(
             b_bits = b_w.to(tl.int64, bitcast=True)
         else:
             b_bits = b_w.to(tl.int32, bitcast=True).to(tl.int64)
-        b_checksum += b_bits * odd_multiplier(o_slot)
+        # By column, then group: the number of a slot must not depend on how wide the row is here.
+        o_number = o_column[None, :] * _GROUPS + o_group[:, None]
+        b_checksum += b_bits * odd_multiplier(o_number)
 
         m_w = is_finite(b_w)
         b_w_bad += flags(b_w != b_w, (b_w == b_w) & ~m_w)
@@ -231,18 +219,9 @@ def sampled_stats_kernel(
         b_power = tl.where(m_lost, b_power, 0).to(VALUE, bitcast=True).to(tl.float64)
         b_bound += b_power * b_power
 
-        if HISTOGRAM > 0:
-            if HISTOGRAM == 1:
-                b_bin = signed_bin(b_g)
-                m_counted = m_g
-            elif HISTOGRAM == 2:
-                b_bin = signed_bin(b_w)
-                m_counted = m_w
-            else:
-                b_bin = signed_bin(b_u)
-                m_counted = m_used
-            b_bin = tl.reshape(b_bin, (_GROUPS * BLOCK_W,))
-            m_counted = tl.reshape(m_counted, (_GROUPS * BLOCK_W,))
+        if HISTOGRAM:
+            b_bin = tl.reshape(signed_bin(b_g), (_GROUPS * BLOCK_W,))
+            m_counted = tl.reshape(m_g, (_GROUPS * BLOCK_W,))
             b_bins += tl.histogram(b_bin, _BINS, mask=m_counted)
 
     taken = tl.load(p_applied + row)
@@ -279,15 +258,9 @@ def sampled_stats_kernel(
     tl.store(p_max + _G_NEGMIN, tl.where(graded > 0, largest(b_g_negmin), lowest).to(tl.float32))
     tl.store(p_max + _U_ABSMAX, tl.where(taken > 0, largest(b_u_absmax), lowest).to(tl.float32))
     tl.store(p_checksums + row, total(b_checksum))
-    if HISTOGRAM > 0:
-        if HISTOGRAM == 1:
-            factor = graded
-        elif HISTOGRAM == 2:
-            factor = tl.full((), 1.0, tl.float64)
-        else:
-            factor = taken
+    if HISTOGRAM:
         o_bin = tl.arange(0, _BINS)
-        tl.store(p_bins + row * _BINS + o_bin, b_bins.to(tl.float64) * factor)
+        tl.store(p_bins + row * _BINS + o_bin, b_bins.to(tl.float64) * graded)
 
 
 def fill_sampled_rows(
@@ -295,7 +268,6 @@ def fill_sampled_rows(
     applied: torch.Tensor,
     outputs: RowOutputs,
     dtypes: int,
-    histogram_of: HistogramOf = "gradients",
 ) -> None:
     """Fill every column of every row from the weights, gradients and snapshot.
 
@@ -308,8 +280,8 @@ def fill_sampled_rows(
     outputs.verify(rows, tables.device)
     if tables.widest > MAX_SLOTS_PER_GROUP:
         raise ValueError(
-            f"a row of {tables.widest * GROUPS} samples is more than the kernel counts: "
-            f"at most {MAX_SLOTS_PER_GROUP * GROUPS}"
+            f"a row has {tables.widest * GROUPS} samples; the kernel supports at most "
+            f"{MAX_SLOTS_PER_GROUP * GROUPS}"
         )
     if not rows:
         return
@@ -329,7 +301,7 @@ def fill_sampled_rows(
         DTYPES=dtypes,
         VALUE=VALUE_TYPES[tables.snapshot.dtype],
         OFFSET=OFFSET_TYPES[tables.offset_dtype],
-        HISTOGRAM=0 if outputs.bins is None else HISTOGRAM_CODES[histogram_of],
+        HISTOGRAM=outputs.bins is not None,
         BLOCK_W=STATS_BLOCK_WIDTH,
         num_warps=SAMPLED_WARPS,
         **limit,

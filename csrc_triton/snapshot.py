@@ -1,4 +1,4 @@
-"""Keep the sampled weights as they are just before the step: one launch for all parameters."""
+"""Copy the sampled weights just before the step, in one launch for all parameters."""
 
 # Triton gives kernel functions types of its own.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -24,8 +24,8 @@ from csrc_triton.tables import (
 _GROUPS: tl.constexpr = tl.constexpr(GROUPS)
 
 
-# One binary per configuration: what the compile tests measure is what runs, and a table at an
-# unusual address never compiles anew.
+# One binary per configuration: the compile tests measure the binary that runs, and a table at an
+# unaligned address does not recompile.
 @triton.jit(do_not_specialize_on_alignment=[0, 1, 2, 3, 4])
 def snapshot_kernel(
     p_addresses,
@@ -53,14 +53,14 @@ def snapshot_kernel(
         m_used = o_column[None, :] < b_counts[:, None]
         o_element = tl.load(p_offsets + o_slot, mask=m_used, other=0)
         b_weight = load_values(weight, code, o_element, m_used, DTYPES, VALUE)
-        # Padding slots are written too: zero is what adds nothing.
+        # Padding slots are written too, as zeros, which do not change sums.
         tl.store(p_kept + o_slot, b_weight, mask=(o_column < width)[None, :])
 
 
 def take_snapshot(tables: RowTables, dtypes: int) -> None:
     """Write the sampled weights into `tables.snapshot`.
 
-    `dtypes` is the `dtype_set` of all weights. Allocates nothing and does not wait.
+    `dtypes` is the `dtype_set` of all weights. Allocates nothing and does not synchronize.
     """
     if not len(tables):
         return

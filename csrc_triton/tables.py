@@ -5,6 +5,7 @@ ADDRESS_COLUMNS change when tensors move and are refreshed by one copy; the rest
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,6 +60,20 @@ def block_width(widest: int) -> int:
     return width
 
 
+def cut_into_chunks(
+    sizes: Sequence[int], chunk: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut tensors of these sizes into chunks.
+
+    Returns the tensor of each chunk, int32 [chunks], and the first chunk of each tensor,
+    int64 [tensors + 1].
+    """
+    per_tensor = (torch.tensor(sizes, dtype=torch.int64) + chunk - 1) // chunk
+    first = torch.cat((torch.zeros(1, dtype=torch.int64), per_tensor.cumsum(0)))
+    tensors = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), per_tensor)
+    return tensors.to(device), first.to(device)
+
+
 @dataclass(frozen=True)
 class RowTables:
     """Where the samples of every parameter lie. Row i of each table is parameter i."""
@@ -105,7 +120,7 @@ class RowTables:
 
 @dataclass(frozen=True)
 class RowOutputs:
-    """What a statistics kernel fills; every column of every row is written."""
+    """What the statistics kernels fill."""
 
     sums: torch.Tensor
     """float64 [parameters, SUM_COLUMNS]"""

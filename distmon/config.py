@@ -1,7 +1,7 @@
 """The configuration: one pydantic model, read from a dict, a YAML or JSON file, or the environment.
 
-Whatever the source, a mistake is one `ConfigError` sentence that names the key and, for an unknown
-key, the nearest valid one.
+A mistake in any of them is one `ConfigError` sentence that names the key and, for an unknown key,
+the nearest valid one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,43 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from distmon.errors import ConfigError
 from distmon.redaction import HIDDEN, Redactor
 
-SinkName = Literal["console", "jsonl", "arrow", "tensorboard", "wandb", "prometheus"]
 ENV_PREFIX = "DISTMON_"
+SINKS: Final = {
+    "console": "",
+    "jsonl": "",
+    "arrow": "",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "prometheus": "prometheus_client",
+}
+"""Modules of `distmon.sinks`, and the optional package that each needs; its extra has the name of
+the sink."""
+
+
+def _known_sink(name: str) -> str:
+    if name not in SINKS:
+        raise PydanticCustomError("sink", f"it must be one of {', '.join(SINKS)}")
+    return name
+
+
+SinkName = Annotated[str, AfterValidator(_known_sink)]
 
 
 def _as_list(value: Any) -> Any:
@@ -60,22 +87,22 @@ class WandbConfig(_Section):
     project: str = "distmon"
     """wandb project."""
     name: str | None = None
-    """Display name of the run; the run folder's name when absent."""
+    """Display name of the run; the name of the run folder when absent."""
     mode: Literal["online", "offline", "disabled"] | None = None
     """Absent: as wandb's environment says."""
     tags: NameList = ()
     """Tags of the wandb run."""
 
 
-class FlowConfig(_Section):
+class GradientGainConfig(_Section):
     """Gain of the backward pass, block by block."""
 
     enabled: bool = True
-    """Watch the blocks on observed steps."""
+    """Measure the gain of the blocks on observed steps."""
     blocks: NameList = ()
     """Globs of the modules that are blocks; without one, the model's repeated blocks are found."""
     window: int = Field(default=5, ge=2)
-    """Observations that the moving average and the drift of the mean gain look back on."""
+    """Observations in the moving average and the drift of the mean gain."""
 
 
 class ModelConfig(_Section):
@@ -124,7 +151,7 @@ class PrometheusConfig(_Section):
     """Where the prometheus sink listens."""
 
     address: str = "127.0.0.1"
-    """Loopback by default: nobody else can read it."""
+    """Loopback by default: only this host can read it."""
     port: int = Field(default=9464, ge=0, le=65535)
     """The port, or the first of those that are tried; 0 for any."""
     ports: int = Field(default=10, ge=1)
@@ -134,7 +161,7 @@ class PrometheusConfig(_Section):
 
 
 class NotifyConfig(_Section):
-    """Alerts to people, through any service that apprise knows."""
+    """Alerts to people, through any service that apprise supports."""
 
     urls: UrlList = ()
     """apprise URLs, such as `slack://...`; `env:NAME` takes them from the environment."""
@@ -145,7 +172,7 @@ class NotifyConfig(_Section):
     attempts: int = Field(default=3, ge=1, le=10)
     """How often a message is tried before it counts as failed."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """Longest wait for an answer; the URL's own `rto` and `cto` win."""
+    """Longest wait for an answer; `rto` and `cto` in the URL override it."""
 
 
 class ActionsConfig(_Section):
@@ -155,13 +182,13 @@ class ActionsConfig(_Section):
     stop: NameList = ()
     """End the training on every rank at the same step; also writes a bundle."""
     checkpoint: NameList = ()
-    """Ask the trainer for a checkpoint: calls what `attach(on_checkpoint=...)` got."""
+    """Ask the trainer for a checkpoint: call the function given as `attach(on_checkpoint=...)`."""
     bundle: NameList = ()
     """Write a debug bundle into the run folder."""
 
 
 def _as_actions(value: Any) -> Any:
-    """`stop` or `[stop, bundle]` where a mapping is meant."""
+    """Accept `stop` or `[stop, bundle]` where a mapping is meant."""
     if isinstance(value, str | list | tuple):
         return dict.fromkeys(_as_list(value), ("warning", "critical"))
     return value
@@ -195,18 +222,18 @@ class MonitorConfig(_Section):
     """False: `attach` returns a monitor that does nothing."""
     interval: int = Field(default=100, ge=1)
     """Steps from one observation to the next."""
-    sample_size: Annotated[int, Field(ge=1)] | Literal["exact"] = 1024
-    """Elements read per parameter, rounded up to whole runs of 8; `exact` reads all of them."""
+    sample_size: Annotated[int, Field(ge=1)] | Literal["auto", "sampled", "exact"] = "auto"
+    """What is read: `auto`, `sampled`, `exact`, or a number of elements per weight."""
     seed: int = 0
     """Chooses the sample together with each parameter's name."""
     topk: int = Field(default=5, ge=0)
     """How many of the worst frozen parameters get a tag of their own."""
     backend: Literal["auto", "torch", "triton", "native"] = "auto"
-    """What fills rows; `auto`: Triton on a GPU, the native module (if built) on a CPU, or torch."""
+    """What fills rows; `auto`: Triton on a GPU, native (if built) on a CPU, else torch."""
     percentiles: bool = True
     """Gradient percentiles; off, an observation sends 12 times fewer bytes."""
     replica_check: bool = True
-    """Compare checksums of ranks that hold the same pieces."""
+    """Compare checksums of ranks that hold the same shards."""
     eps: float = Field(default=1e-12, gt=0)
     """Added to the weight norm in `update_ratio`."""
     ema_decay: float = Field(default=0.99, ge=0, lt=1)
@@ -236,23 +263,23 @@ class MonitorConfig(_Section):
     wandb: WandbConfig = WandbConfig()
     """Settings of the wandb sink."""
     budget: float | None = Field(default=0.001, gt=0)
-    """Share of the training time that observing may cost; above it the interval is stretched."""
+    """Share of the training time that the monitor may cost; above it the interval is stretched."""
     budget_after_s: float = Field(default=60.0, ge=0)
-    """Training time to judge the cost by."""
+    """Training time between two changes of the interval."""
     hardware_period_s: float = Field(default=1.0, gt=0)
-    """Seconds between two looks at the device's driver, in a thread of its own."""
+    """Seconds between two readings of the device's driver, in a thread of its own."""
     mfu: MfuConfig = MfuConfig()
     """What MFU is computed from."""
     prometheus: PrometheusConfig = PrometheusConfig()
     """Settings of the prometheus sink."""
-    flow: FlowConfig = FlowConfig()
+    flow: GradientGainConfig = GradientGainConfig()
     """Gain of the backward pass, block by block."""
     task_interval: int = Field(default=100, ge=1)
     """Steps from one measurement of the tasks to the next."""
     notify: NotifyConfig = NotifyConfig()
     """Alerts to people."""
     actions: Annotated[ActionsConfig, BeforeValidator(_as_actions)] = ActionsConfig()
-    """What is done when an alert is raised; nothing by default."""
+    """Actions on alerts; none by default."""
     rules: dict[str, RuleConfig] = Field(default_factory=dict)
     """Settings by rule name; `distmon rules` lists them."""
 
@@ -286,7 +313,7 @@ def load_config(
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file."""
+    """Return the mapping in a YAML or JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -307,7 +334,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def explain(error: ValidationError, model: type[BaseModel], origin: str) -> str:
-    """One sentence about the first mistake in `error`, without secrets."""
+    """Return one sentence about the first mistake in `error`, without secrets."""
     return Redactor().text(_sentence(error, model, origin))
 
 
@@ -326,22 +353,22 @@ def _sentence(error: ValidationError, model: type[BaseModel], origin: str) -> st
         hint = suggest(path[-1], list(section.model_fields))
         return f'unknown key "{key}" in {origin}; {hint}'
     value = first.get("input")
-    # A bare token looks like any other word: of `notify`, only numbers are shown.
+    # A token cannot be distinguished from a word: of `notify`, only numbers are quoted.
     shown = HIDDEN if path[:1] == ["notify"] and not isinstance(value, int | float) else repr(value)
     wanted = first["msg"][0].lower() + first["msg"][1:]
     if key == "sample_size":
-        wanted = 'it must be a whole number of at least 1, or "exact"'
+        wanted = 'it must be a whole number of at least 1, "auto", "sampled" or "exact"'
     return f'bad value {shown} for "{key}" in {origin}: {wanted}'
 
 
 def suggest(word: str, choices: list[str]) -> str:
-    """`did you mean ...?` when something is near, else the list of what is valid."""
+    """Return `did you mean ...?` when a choice is similar, else the list of choices."""
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else f"valid keys are {', '.join(sorted(choices))}"
 
 
 def _is_union_branch(part: Any) -> bool:
-    """Pydantic adds the tried branch of a union to the location; people did not write it."""
+    """Return whether pydantic added it to the location: the branch of a union that it tried."""
     return isinstance(part, str) and (
         part.startswith(("literal[", "constrained")) or part in ("int", "str")
     )

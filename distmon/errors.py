@@ -20,7 +20,7 @@ class PlanMismatchError(DistmonError):
 
 
 class CollectiveError(DistmonError):
-    """The ranks can no longer talk to each other."""
+    """A collective has failed, or ranks diverged: they can no longer observe together."""
 
 
 class RunFolderError(DistmonError):

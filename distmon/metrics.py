@@ -1,195 +1,259 @@
-"""Every number that leaves the program, declared once: name, unit, meaning.
+"""Every public metric, declared once: name, unit, reduction, help.
 
-Records are built from these tables, sinks log them, docs list them, rules refer to them.
+Records are built from these tables, sinks log them, rules refer to them, and `docs/metrics.md` is
+what `distmon metrics` prints. What ranks exchange besides is in
+`distmon.reduce.rank_slots`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+
+PHASES: Final = ("data", "forward", "backward", "communication", "optimizer", "other")
+"""Phases of a step, in order. `other` is what no hook attributes, evaluation included."""
+OWN_PHASES: Final = ("data", "forward", "backward", "optimizer")
+"""Phases in which a rank itself may be slow; in the others it may be waiting."""
+GRAD_PERCENTILES: Final[tuple[int, ...]] = (25, 50, 75, 95, 99)
+
+REDUCTIONS: Final = {
+    "ranks": ("max", "mean", "sum"),
+    "parameters": ("count", "max", "median", "min", "norm", "p95"),
+    "elements": ("count", "max", "mean", "min", "norm", "percentile", "std"),
+    "blocks": ("mean",),
+}
+"""How many values become one, by what they are values of. `elements` of a parameter: all of them,
+on all ranks."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One named number. `unit` is empty for a pure ratio or count."""
+    """One named number."""
 
     name: str
     unit: str
+    """Empty for a pure ratio or count."""
+    reduction: str
+    """Such as `max over ranks`; empty when there is nothing to reduce."""
     help: str
+    rank_metric: str = ""
+    """The rank metric that is reduced; without one, the record builder derives the value."""
+
+    @property
+    def description(self) -> str:
+        """Help and reduction in one line."""
+        return f"{self.help}, {self.reduction}" if self.reduction else self.help
 
 
-RUN_METRICS: Final[tuple[Metric, ...]] = (
-    Metric("monitor/update_ratio_median", "", "median over parameters of |dw| / |w|"),
-    Metric("monitor/update_ratio_p95", "", "95th percentile over parameters of |dw| / |w|"),
-    Metric("monitor/update_ratio_min", "", "smallest |dw| / |w| of any parameter"),
-    Metric("monitor/update_ratio_max", "", "largest |dw| / |w| of any parameter"),
-    Metric("monitor/frozen_count", "parameters", "trainable parameters whose update was nothing"),
-    Metric("monitor/grad_norm", "", "norm of all gradients that the optimizer applied"),
-    Metric("monitor/grad_norm_stderr", "", "standard error of monitor/grad_norm from sampling"),
-    Metric("monitor/param_norm", "", "norm of all weights"),
-    Metric("monitor/param_norm_stderr", "", "standard error of monitor/param_norm from sampling"),
-    Metric("monitor/update_lost_fraction", "", "share of non-zero gradients lost to rounding"),
-    Metric("debug/nan_param_count", "parameters", "parameters with a NaN in weight or gradient"),
-    Metric("debug/inf_param_count", "parameters", "parameters with an Inf in weight or gradient"),
-    Metric("train/step_loss", "", "loss of this step, mean over ranks"),
-    Metric("train/step_loss_ema", "", "moving average of the loss, decay 0.99 by default"),
-    Metric("train/lr", "", "learning rate of the first param group, or the one given to step()"),
-    Metric(
-        "train/unclipped_grad_norm",
-        "",
-        "total gradient norm given to check() or step()",
-    ),
-    Metric("train/skipped_steps", "steps", "optimizer steps not applied since the last record"),
-    Metric("gradient_monitor/mean_gain", "", "mean gain of the blocks that follow another one"),
-    Metric("gradient_monitor/mean_gain_ma", "", "mean gain averaged over the last observations"),
-    Metric("gradient_monitor/mean_gain_drift", "", "relative change of mean gain over its window"),
-    Metric("gradient_monitor/amplification", "", "mean_gain ** blocks: first gradient over last"),
-    Metric("evaluation/train_loss", "", "training loss given with the newest evaluation"),
-    Metric("evaluation/val_loss", "", "validation loss of the newest evaluation"),
-    Metric("evaluation/improvement_rate", "", "(previous - now) / previous validation loss"),
-    Metric("evaluation/train_val_gap", "", "(validation - training) / training loss"),
-    Metric("evaluation/plateau_detected", "", "1 when 3 evaluations each changed less than 1%"),
-    Metric("performance/step_seconds", "s", "mean step time since the last record, slowest rank"),
-    Metric("performance/tokens_per_second", "tokens/s", "all ranks together"),
-    Metric("performance/samples_per_second", "samples/s", "all ranks together"),
-    *(
-        Metric(f"performance/{phase}_fraction", "", f"share of a step in {what}, mean over ranks")
-        for phase, what in (
-            ("data", "waiting for data"),
-            ("forward", "forward"),
-            ("backward", "backward, with communication where it cannot be told apart"),
-            ("communication", "waiting for the gradients of other ranks"),
-            ("optimizer", "the optimizer"),
-            ("other", "none of the other phases"),
-        )
-    ),
-    Metric("performance/mfu", "", "share of the devices' peak that goes into the model's FLOPs"),
-    Metric("performance/mfu_over_limit", "", "an MFU above 1, which is impossible"),
-    Metric("performance/interval", "steps", "steps between observations"),
-    Metric("memory/allocated_bytes", "B", "in tensors on the device, fullest rank"),
-    Metric("memory/reserved_bytes", "B", "held by torch's allocator, fullest rank"),
-    Metric("memory/peak_bytes", "B", "most ever in tensors, fullest rank"),
-    Metric("memory/rss_bytes", "B", "memory of the process on the host, largest rank"),
-    Metric("memory/retries", "", "times that allocators emptied their cache, all ranks"),
-    Metric("memory/fragmentation", "", "share of reserved memory that is split off, worst rank"),
-    Metric("hardware/utilisation", "", "share of time with a kernel running, mean over ranks"),
-    Metric("hardware/power", "W", "power of all ranks' devices"),
-    Metric("hardware/temperature", "C", "hottest device"),
-    Metric("hardware/memory_fraction", "", "device memory in use by anyone, fullest device"),
-    Metric("performance/monitor_seconds", "s", "the monitor's own time since the last record"),
-    Metric("performance/monitor_fraction", "", "monitor_seconds over training time"),
-    Metric("performance/monitor_bytes", "B", "bytes sent into collectives by one observation"),
-    Metric("performance/monitor_collectives", "", "collectives entered by one observation"),
-)
+def metric_table(text: str) -> tuple[Metric, ...]:
+    """Read one metric per line: `name | unit | reduction | help`.
+
+    A reduction is one of REDUCTIONS, such as `max over ranks`, or `max over ranks of <rank metric>`
+    where a rank metric is reduced. ValueError for an unknown one, and for a name declared twice.
+    """
+    metrics: dict[str, Metric] = {}
+    for line in text.strip().splitlines():
+        name, unit, reduced, words = (cell.strip() for cell in line.split("|"))
+        reduction, _, rank_metric = reduced.partition(" of ")
+        how, _, over = reduction.partition(" over ")
+        if reduction and how not in REDUCTIONS.get(over, ()):
+            raise ValueError(f'the metric "{name}" has the unknown reduction "{reduction}"')
+        if name in metrics:
+            raise ValueError(f'the metric "{name}" is declared twice')
+        metrics[name] = Metric(name, unit, reduction, words, rank_metric)
+    return tuple(metrics.values())
+
+
+RUN_METRICS: Final = metric_table("""
+monitor/update_ratio_median | | median over parameters | update_norm / weight_norm
+monitor/update_ratio_p95 | | p95 over parameters | update_norm / weight_norm
+monitor/update_ratio_min | | min over parameters | update_norm / weight_norm
+monitor/update_ratio_max | | max over parameters | update_norm / weight_norm
+monitor/frozen_count | parameters | count over parameters | trainable, with an update of zero
+monitor/grad_norm | | norm over parameters | before clipping where reported, else as applied
+monitor/grad_norm_stderr | | | standard error of grad_norm from sampling, 0 where reported
+monitor/applied_grad_norm | | norm over parameters | gradients that the optimizer applied
+monitor/applied_grad_norm_stderr | | | standard error of applied_grad_norm from sampling
+monitor/param_norm | | norm over parameters | norm of all weights
+monitor/param_norm_stderr | | | standard error of param_norm from sampling
+monitor/update_lost_fraction | | mean over elements | share of non-zero gradients lost to rounding
+debug/nan_param_count | parameters | count over parameters | with a NaN in weight or gradient
+debug/inf_param_count | parameters | count over parameters | with an Inf in weight or gradient
+debug/stepped_elsewhere | | | 1 when weights changed but no attached optimizer stepped
+train/step_loss | | mean over ranks | loss of this step
+train/step_loss_ema | | mean over ranks | moving average of the loss, decay 0.99 by default
+train/lr | | | learning rate of the first param group, or given to step()
+train/unclipped_grad_norm | | max over ranks | total gradient norm given to check() or step()
+train/skipped_steps | steps | max over ranks of skipped_steps | optimizer steps not applied
+gradient_monitor/mean_gain | | mean over blocks | gain of the blocks that follow another one
+gradient_monitor/mean_gain_ma | | | mean gain averaged over the last observations
+gradient_monitor/mean_gain_drift | | | relative change of mean gain over its window
+gradient_monitor/amplification | | | mean_gain ** blocks: first gradient over last
+evaluation/train_loss | | mean over ranks | training loss given with the newest evaluation
+evaluation/val_loss | | mean over ranks | validation loss of the newest evaluation
+evaluation/improvement_rate | | | (previous - now) / previous validation loss
+evaluation/train_val_gap | | | (validation - training) / training loss
+evaluation/plateau_detected | | | 1 when 3 evaluations each changed less than 1%
+performance/step_seconds | s | max over ranks | mean step time since the last record
+performance/tokens_per_second | tokens/s | sum over ranks | tokens over training time
+performance/samples_per_second | samples/s | sum over ranks | samples over training time
+performance/data_fraction | | mean over ranks | share of a step waiting for data
+performance/forward_fraction | | mean over ranks | share of a step in forward
+performance/backward_fraction | | mean over ranks | in backward, overlapped communication included
+performance/communication_fraction | | mean over ranks | share of a step waiting for other ranks
+performance/optimizer_fraction | | mean over ranks | share of a step in the optimizer
+performance/other_fraction | | mean over ranks | share of a step in no other phase
+performance/mfu | | mean over ranks | model FLOPs over the device's peak
+performance/mfu_over_limit | | mean over ranks | an MFU above 1, which is impossible
+performance/interval | steps | | steps between observations
+memory/allocated_bytes | B | max over ranks of allocated_bytes | in tensors on the device
+memory/reserved_bytes | B | max over ranks of reserved_bytes | held by torch's allocator
+memory/peak_bytes | B | max over ranks of peak_bytes | most ever in tensors
+memory/rss_bytes | B | max over ranks of rss_bytes | memory of the process on the host
+memory/retries | | sum over ranks of retries | times that the allocator emptied its cache
+memory/fragmentation | | max over ranks of fragmentation | share of reserved memory split off
+hardware/utilization | | mean over ranks of gpu_utilization | share of time with a kernel running
+hardware/power | W | sum over ranks of power_watts | power drawn by the device
+hardware/temperature | C | max over ranks of temperature_c | temperature of the chip
+hardware/memory_fraction | | max over ranks | share of device memory in use by any process
+performance/monitor_seconds | s | max over ranks of monitor_seconds | the monitor's own time
+performance/monitor_fraction | | max over ranks | monitor_seconds over training time
+performance/monitor_bytes | B | | bytes that one rank sends in one observation
+performance/monitor_collectives | | | collectives entered by one observation
+""")
+"""Of the whole run, in every record; times and counts are those since the last record."""
+
+PARAM_METRICS: Final = metric_table("""
+weight_norm | | norm over elements | norm of the whole parameter, estimated from its sample
+weight_norm_stderr | | | standard error of weight_norm
+weight_mean | | mean over elements | mean of the weight
+weight_std | | std over elements | standard deviation of the weight
+weight_absmax | | max over elements | largest magnitude in the sample
+weight_nan | elements | count over elements | NaN in the sample
+weight_inf | elements | count over elements | Inf in the sample
+grad_norm | | norm over elements | norm of the gradient that the optimizer applied
+grad_norm_stderr | | | standard error of grad_norm
+grad_mean | | mean over elements | mean of the gradient
+grad_std | | std over elements | standard deviation of the gradient
+grad_min | | min over elements | smallest value in the sample
+grad_max | | max over elements | largest value in the sample
+grad_zero_fraction | | mean over elements | share of exact zeros
+grad_nan | elements | count over elements | NaN in the sample
+grad_inf | elements | count over elements | Inf in the sample
+update_norm | | norm over elements | norm of the change made by this one optimizer step
+update_norm_stderr | | | standard error of update_norm
+update_absmax | | max over elements | largest change of a sampled element
+update_ratio | | | update_norm / (weight_norm + eps)
+update_lost_fraction | | mean over elements | share of elements with a gradient that did not move
+update_lost_bound | | norm over elements | most that rounding can have taken from update_norm
+lr | | | learning rate of the parameter's group
+ndim | | | dimensions of the parameter
+requires_grad | | mean over ranks | 1 when it asks for a gradient
+in_optimizer | | mean over ranks | 1 when an optimizer owns it
+has_grad | | max over ranks | 1 when it had a gradient at this step
+update_expected | | | 1 when an update of zero in the sample proves it frozen
+""")
+"""Of each parameter, in every record."""
+
+PERCENTILE_METRICS: Final = metric_table("""
+grad_p25 | | percentile over elements | 25th percentile of the gradient, within 12.5% of its value
+grad_p50 | | percentile over elements | 50th percentile of the gradient, within 12.5% of its value
+grad_p75 | | percentile over elements | 75th percentile of the gradient, within 12.5% of its value
+grad_p95 | | percentile over elements | 95th percentile of the gradient, within 12.5% of its value
+grad_p99 | | percentile over elements | 99th percentile of the gradient, within 12.5% of its value
+""")
+"""Of each parameter, with `percentiles` on; one for each of GRAD_PERCENTILES."""
+
+RANK_METRICS: Final = metric_table("""
+time | s | | Unix time of the rank when it observed
+step | | | step number of the rank
+failed | | | 1 when the rank failed to observe this step
+skipped_steps | steps | | optimizer steps not applied
+step_seconds | s | | mean step time since the last record
+elapsed_seconds | s | | time since the last record
+tokens | tokens | | tokens since the last record
+samples | samples | | samples since the last record
+monitor_seconds | s | | the monitor's own time
+monitor_step_seconds | s | | its part in steps that were not observed
+monitor_wait_seconds | s | | time that it waited for other ranks, in neither of the two
+data_seconds | s | | median time of a step in phase data
+forward_seconds | s | | median time of a step in phase forward
+backward_seconds | s | | median time of a step in phase backward
+communication_seconds | s | | median time of a step in phase communication
+optimizer_seconds | s | | median time of a step in phase optimizer
+other_seconds | s | | median time of a step in phase other
+data_floor_seconds | s | | what nearly every step takes in phase data
+forward_floor_seconds | s | | what nearly every step takes in phase forward
+backward_floor_seconds | s | | what nearly every step takes in phase backward
+optimizer_floor_seconds | s | | what nearly every step takes in phase optimizer
+allocated_bytes | B | | in tensors on the device; NaN without an accelerator
+reserved_bytes | B | | held by torch's allocator
+peak_bytes | B | | most ever in tensors
+fragmentation | | | share of reserved memory that is free but split off
+retries | | | times that the allocator emptied its cache
+ooms | | | times that it found no room
+rss_bytes | B | | memory of the process on the host
+memory_used_bytes | B | | device memory in use by any process; NaN without a driver
+memory_total_bytes | B | | device memory
+gpu_utilization | | | share of time with a kernel running
+power_watts | W | | power drawn by the board
+power_limit_watts | W | | power limit in force
+temperature_c | C | | temperature of the chip
+sm_clock_mhz | MHz | | clock of the compute units
+ecc_uncorrected | | | uncorrected memory errors since the driver started
+pcie_replay | | | PCIe packets sent again since the driver started
+nvlink_errors | | | NVLink errors since the driver started
+throttle_reasons | | | bits that say why clocks are held down
+""")
+"""Telemetry of each rank, in every record."""
+
 TOPK_FROZEN_PREFIX: Final = "monitor/topk_frozen/"
-"""`monitor/topk_frozen/{name}`: update ratio of the worst frozen parameters, at most top-k tags."""
-
 TASK_PREFIX: Final = "tasks/"
-"""`tasks/{name}/grad_norm` and `tasks/{name}/ratio`, for the tasks given to `task_losses`."""
+NAMED_METRICS: Final = metric_table("""
+monitor/topk_frozen/{name} | | | update_ratio of the `topk` worst frozen parameters
+tasks/{name}/grad_norm | | norm over parameters | norm of the gradient of the task's loss
+tasks/{name}/ratio | | | grad_norm over the mean of the other tasks'
+""")
+"""One for each frozen parameter, or for each task given to `task_losses`."""
 
-PARAM_METRICS: Final[tuple[Metric, ...]] = (
-    Metric("weight_norm", "", "norm of the whole parameter, estimated from its sample"),
-    Metric("weight_norm_stderr", "", "standard error of weight_norm"),
-    Metric("weight_mean", "", "mean"),
-    Metric("weight_std", "", "standard deviation"),
-    Metric("weight_absmax", "", "largest magnitude in the sample"),
-    Metric("weight_nan", "elements", "NaN in the sample"),
-    Metric("weight_inf", "elements", "Inf in the sample"),
-    Metric("grad_norm", "", "norm of the gradient that the optimizer applied"),
-    Metric("grad_norm_stderr", "", "standard error of grad_norm"),
-    Metric("grad_mean", "", "mean"),
-    Metric("grad_std", "", "standard deviation"),
-    Metric("grad_min", "", "smallest value in the sample"),
-    Metric("grad_max", "", "largest value in the sample"),
-    Metric("grad_zero_fraction", "", "share of exact zeros"),
-    Metric("grad_nan", "elements", "NaN in the sample"),
-    Metric("grad_inf", "elements", "Inf in the sample"),
-    Metric("update_norm", "", "norm of the change made by this one optimizer step"),
-    Metric("update_norm_stderr", "", "standard error of update_norm"),
-    Metric("update_absmax", "", "largest change of a sampled element"),
-    Metric("update_ratio", "", "update_norm / (weight_norm + eps)"),
-    Metric("update_lost_fraction", "", "share of elements with a gradient that did not move"),
-    Metric("update_lost_bound", "", "what rounding can have taken from update_norm, at most"),
-    Metric("lr", "", "learning rate of the parameter's group"),
-    Metric("ndim", "", "dimensions of the parameter"),
-    Metric("requires_grad", "", "1 when it asks for a gradient"),
-    Metric("in_optimizer", "", "1 when an optimizer owns it"),
-    Metric("has_grad", "", "1 when it had a gradient at this step"),
-    Metric("frozen", "", "1 when the update was nothing although the parameter should learn"),
-)
-GRAD_PERCENTILES: Final[tuple[int, ...]] = (25, 50, 75, 95, 99)
-PERCENTILE_METRICS: Final[tuple[Metric, ...]] = tuple(
-    Metric(f"grad_p{q}", "", f"{q}th percentile of the gradient, within 12.5% of its value")
-    for q in GRAD_PERCENTILES
-)
+RENAMED: Final = {
+    "hardware/utilisation": "hardware/utilization",
+    "gpu_utilisation": "gpu_utilization",
+}
+"""Names of version 0.1 and what they are now. Old run folders and users' rules still have them."""
 
-REPLICA_CLASSES: Final = 4
-"""Ways in which the parameters of one model may be spread over ranks and still be compared."""
 
-PENDING_EVALUATIONS: Final = 2
-"""Evaluations that may wait for one observation; of more, the newest count."""
+def current_name(name: str) -> str:
+    """Return today's name of a metric, given with or without its group."""
+    for old, new in RENAMED.items():
+        if name in (old, old.rpartition("/")[2]):
+            return new if "/" in name else new.rpartition("/")[2]
+    return name
 
-RANK_METRICS: Final[tuple[Metric, ...]] = (
-    Metric("time", "s", "Unix time of the rank when it observed"),
-    Metric("step", "", "step number the rank believes in"),
-    Metric("plan_hash", "", "what the rank samples, as a 48-bit hash"),
-    *(
-        Metric(f"region_key{i}", "", f"which pieces of replica class {i} it holds, 48-bit hash")
-        for i in range(REPLICA_CLASSES)
-    ),
-    *(
-        Metric(f"checksum{i}", "", f"48-bit checksum of its sampled weight bits of class {i}")
-        for i in range(REPLICA_CLASSES)
-    ),
-    Metric("failed", "", "1 when the rank could not observe this step"),
-    Metric("signal_step", "step", "first step whose loss or gradient norm was not finite, else 0"),
-    Metric("signal_kind", "", "1 loss, 2 gradient norm"),
-    Metric("knows_bad", "", "1 when an earlier record has already located the NaN that is there"),
-    Metric("shown_norm", "", "newest total gradient norm shown to the monitor, -1 without one"),
-    *(
-        Metric(
-            f"eval{i}_{what}", "", f"{what} of evaluation {i} since the last record; step 0: none"
-        )
-        for i in range(PENDING_EVALUATIONS)
-        for what in ("step", "epoch", "train_loss", "val_loss")
-    ),
-    Metric(
-        "task_key", "", "which tasks it measured since the last record, 48-bit hash, 0 for none"
-    ),
-    Metric("skipped_steps", "steps", "optimizer steps not applied since the last record"),
-    Metric("step_seconds", "s", "mean step time since the last record"),
-    Metric("elapsed_seconds", "s", "time since the last record"),
-    Metric("tokens", "tokens", "tokens since the last record"),
-    Metric("samples", "samples", "samples since the last record"),
-    Metric("monitor_seconds", "s", "the monitor's own time since the last record"),
-    Metric("monitor_step_seconds", "s", "its part in steps that were not observed"),
-    Metric(
-        "monitor_wait_seconds", "s", "time that it waited for other ranks, in neither of the two"
-    ),
-    *(
-        Metric(f"{phase}_seconds", "s", f"median time of a step in phase {phase}")
-        for phase in ("data", "forward", "backward", "communication", "optimizer", "other")
-    ),
-    *(
-        Metric(f"{phase}_floor_seconds", "s", f"what nearly every step takes in phase {phase}")
-        for phase in ("data", "forward", "backward", "optimizer")
-    ),
-    Metric("allocated_bytes", "B", "in tensors on the device; NaN without an accelerator"),
-    Metric("reserved_bytes", "B", "held by torch's allocator"),
-    Metric("peak_bytes", "B", "most ever in tensors"),
-    Metric("fragmentation", "", "share of reserved memory that is free but split off"),
-    Metric("retries", "", "times that the allocator emptied its cache"),
-    Metric("ooms", "", "times that it found no room"),
-    Metric("rss_bytes", "B", "memory of the process on the host"),
-    Metric("memory_used_bytes", "B", "device memory in use by anyone; NaN without a driver"),
-    Metric("memory_total_bytes", "B", "device memory"),
-    Metric("gpu_utilisation", "", "share of time with a kernel running"),
-    Metric("power_watts", "W", "power drawn by the board"),
-    Metric("power_limit_watts", "W", "power limit in force"),
-    Metric("temperature_c", "C", "temperature of the chip"),
-    Metric("sm_clock_mhz", "MHz", "clock of the compute units"),
-    Metric("ecc_uncorrected", "", "uncorrected memory errors since the driver started"),
-    Metric("pcie_replay", "", "PCIe packets sent again since the driver started"),
-    Metric("nvlink_errors", "", "NVLink errors since the driver started"),
-    Metric("throttle_reasons", "", "bits that say why clocks are held down"),
-)
+
+def page() -> str:
+    """Return `docs/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "Printed by `distmon metrics` from `distmon/metrics.py`. A metric that was not measured is",
+        "absent, or NaN. Elements are those of the whole parameter on all ranks. Times",
+        "and counts are those since the last record.",
+    ]
+    for title, where, metrics in (
+        ("Run", "`metrics` of a record", RUN_METRICS),
+        ("Run, by name", "`metrics` of a record, one for each name", NAMED_METRICS),
+        ("Parameter", "`params` of a record", (*PARAM_METRICS, *PERCENTILE_METRICS)),
+        ("Rank", "`ranks` of a record", RANK_METRICS),
+    ):
+        lines += ["", f"## {title}", "", f"In {where}.", "", *_markdown(metrics)]
+    lines += ["", "## Renamed", "", "Old names are still read in run folders and in rules.", ""]
+    lines += ["| version 0.1 | now |", "|---|---|"]
+    lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(metrics: Iterable[Metric]) -> list[str]:
+    rows = (f"| `{m.name}` | {m.unit} | {m.reduction} | {m.help} |" for m in metrics)
+    return ["| name | unit | reduction | help |", "|---|---|---|---|", *rows]

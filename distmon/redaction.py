@@ -1,8 +1,7 @@
-"""Keeps secrets out of everything that is written: logs, errors, files.
+"""Keep secrets out of everything that is written: logs, errors, files.
 
-Two nets: what is known to be secret (the URLs of `notify.urls` and every part of them), and what
-looks like a secret wherever it comes from (passwords in URLs, `api_key=...`, tokens of well-known
-services).
+Hides what is known to be secret (the URLs of `notify.urls` and every part of them), and what has
+the form of a secret (passwords in URLs, `api_key=...`, tokens of well-known services).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 HIDDEN: Final = "***"
 SHORTEST_PART: Final = 4
-"""A shorter piece of a URL is not hidden where it stands alone: it would be found in any text."""
+"""A shorter part of a URL is not hidden where it stands alone: it would match in any text."""
 
 _PLAIN_SCHEMES: Final = re.compile(
     r"https?|s?ftps?|file|tcp|udp|wss?|s3|gs|hdfs|abfss?|az|wandb-artifact", re.IGNORECASE
@@ -60,7 +59,7 @@ class Redactor:
         self._known = re.compile(listed, re.IGNORECASE) if parts else None
 
     def text(self, text: str) -> str:
-        """`text` without secrets."""
+        """Return `text` without secrets."""
         if self._known is not None:
             text = self._known.sub(HIDDEN, text)
         text = _URL.sub(_without_secrets, text)
@@ -68,14 +67,14 @@ class Redactor:
         return _ASSIGNED.sub(rf"\1{HIDDEN}", text)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Environment variables; the values of those named like a secret are hidden whole."""
+        """Return environment variables; values of those named like a secret are hidden whole."""
         return {
             name: HIDDEN if _SECRET_VARIABLE.search(name) else self.text(value)
             for name, value in environ.items()
         }
 
     def arguments(self, argv: Sequence[str]) -> list[str]:
-        """A command line, where a secret may stand in the argument after its name."""
+        """Return a command line; a secret may be the argument after its name."""
         before = ["", *argv]
         return [
             HIDDEN if _SECRET_OPTION.fullmatch(name) else self.text(argument)
@@ -84,7 +83,7 @@ class Redactor:
 
 
 def _parts(url: str) -> Iterator[str]:
-    """The URL itself and everything in it that may be a credential."""
+    """Yield the URL itself and every part of it that may be a credential."""
     _, marked, rest = url.partition("://")
     rest = rest if marked else url
     yield from (url, rest)
@@ -102,7 +101,7 @@ def _parts(url: str) -> Iterator[str]:
 
 
 def _spellings(part: str) -> set[str]:
-    """How the same text looks in a URL, out of one, and inside JSON."""
+    """Return the same text as it is written in a URL, outside of one, and in JSON."""
     plain = unquote(part)
     return {part, plain, quote(plain, safe=""), quote_plus(plain), json.dumps(plain)[1:-1]}
 

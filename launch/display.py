@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 import torch
 from rich.console import Console
@@ -14,7 +13,7 @@ PLAIN_WIDTH = 160  # a log file has no width; the default of 80 would wrap lines
 
 
 def make_console(is_main: bool) -> Console:
-    """The one console of the process. Whatever prints through it appears above the bar."""
+    """Return the one console of the process. What prints through it appears above the bar."""
     console = Console(quiet=not is_main, highlight=False)
     if not console.is_terminal:
         console = Console(quiet=not is_main, highlight=False, width=PLAIN_WIDTH)
@@ -22,12 +21,10 @@ def make_console(is_main: bool) -> Console:
 
 
 class Display:
-    """Shows the progress of one run. Used as a context manager around the training loop."""
+    """The progress of one run. A context manager around the training loop."""
 
     def __init__(self, console: Console, steps: int, first: int, tokens_per_step: int) -> None:
-        self.console = console
-        self.steps = steps
-        self.tokens_per_step = tokens_per_step
+        self.console, self.steps, self.tokens_per_step = console, steps, tokens_per_step
         self.has_bar = console.is_interactive and not console.quiet
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -42,41 +39,35 @@ class Display:
             expand=True,
         )
         self._task = self._bar.add_task("", total=steps, completed=first, loss="-", speed="-")
-        self._shown_at = self._logged_at = time.perf_counter()
-        self._shown_step = self._logged_step = first
+        self._last_time, self._last_step = time.perf_counter(), first
 
     def __enter__(self) -> Display:
         if self.has_bar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.has_bar:
             self._bar.stop()
 
     def advance(self, step: int, loss: torch.Tensor) -> None:
-        """Move the bar. The loss is read, which waits for the device, a few times a second only."""
-        now = time.perf_counter()
-        if not self.has_bar or (now - self._shown_at < REFRESH_SECONDS and step < self.steps):
-            return
-        speed = (step - self._shown_step) * self.tokens_per_step / (now - self._shown_at)
-        self._bar.update(
-            self._task, completed=step, loss=f"{float(loss):.3f}", speed=f"{speed:,.0f}"
-        )
-        self._shown_at, self._shown_step = now, step
+        """Move the bar. Reads the loss, which waits for the device, a few times a second only."""
+        recently = time.perf_counter() - self._last_time < REFRESH_SECONDS
+        if self.has_bar and (not recently or step == self.steps):
+            loss_text, speed = f"{float(loss):.3f}", f"{self._tokens_per_second(step):,.0f}"
+            self._bar.update(self._task, completed=step, loss=loss_text, speed=speed)
 
     def log(self, step: int, loss: float, lr: float) -> None:
-        """The plain line about a step."""
-        now = time.perf_counter()
-        speed = (step - self._logged_step) * self.tokens_per_step / (now - self._logged_at)
-        self._logged_at, self._logged_step = now, step
+        """Print the plain line about a step, where there is no bar."""
+        speed = self._tokens_per_second(step)
         self.line(f"step:{step}/{self.steps} loss:{loss:.4f} lr:{lr:.2e} tokens/s:{speed:.0f}")
 
     def line(self, text: str, style: str | None = None) -> None:
         """Print above the bar. Nothing is taken for markup: names may hold brackets."""
         self.console.print(text, style=style, markup=False)
+
+    def _tokens_per_second(self, step: int) -> float:
+        now = time.perf_counter()
+        steps, seconds = step - self._last_step, now - self._last_time
+        self._last_time, self._last_step = now, step
+        return steps * self.tokens_per_step / seconds

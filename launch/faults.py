@@ -1,172 +1,200 @@
-"""Real faults, planted on purpose, to see whether the monitor finds them."""
+"""Real faults and slowdowns, planted by `--inject` to see whether the monitor finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import difflib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from bad_input import BadInput, nearest
-from holdings import Holdings
 from torch import nn
 
+from launch.parallel.base import local
+from launch.ranks import BadInput
+
 if TYPE_CHECKING:
-    from arrangement import Arrangement
+    from launch.options import Options
+    from launch.parallel.base import Parallelism, ShardTable
 
-KINDS = ("frozen", "nan", "spike", "desync", "dead")
 UP = "mlp.up.weight"
-SPIKE_SCALE = 50.0
+SPIKE_FACTOR = 50.0
 NOISE = 0.01  # of the weight's own root mean square
-DEPTH = 20.0  # how far below zero the units of a dead layer are; GELU is zero there too
+DEPTH = 20.0  # how far below zero the units of a dead MLP are; GELU is zero there too
+LEAK_BYTES = 8 << 20  # in every step
 
 
-@dataclass(frozen=True)
-class FaultRequest:
-    """What `--inject` and its companions ask for."""
+class Kind(NamedTuple):
+    """What is known of a kind of fault before it is planted."""
 
-    kind: str
-    at: int
-    name: str | None
-    target: int | None
-    seed: int
+    help: str
+    place: str = "parameter"
+    one_rank: bool = False
+    """Whether it happens on one rank, by default the last that can have it, or on all."""
+    lasts: bool = False
+    """Whether it happens from its step on, or in that step only."""
 
 
-@dataclass(frozen=True)
+FAULTS = {
+    "frozen": Kind("drops a gradient from that step on, as a misplaced hook does", lasts=True),
+    "nan": Kind("makes one gradient element NaN, on one rank", one_rank=True),
+    "spike": Kind("trains one step on random bytes, with 50 times the loss", "batch"),
+    "desync": Kind("adds a little noise to one weight, on one rank", one_rank=True),
+    "dead": Kind("pushes the weights of an MLP to where no unit is ever active"),
+    "straggler": Kind("delays every forward pass of one rank", "machine", True, True),
+    "slow_data": Kind("delays every batch, as a slow file system does", "machine", lasts=True),
+    "memory_leak": Kind("keeps 8 MB per step on one rank", "machine", True, True),
+}
+"""The choices of `--inject`; the last three are slowdowns."""
+
+
+@dataclass
 class Fault:
-    """One fault in one run. The training loop calls the three methods in every step.
+    """What `--inject` plants, or nothing. The training loop calls it at four points of a step.
 
-    `frozen`: the parameter's gradient is dropped before every optimizer step, as a misplaced hook
-        does. (`requires_grad_(False)` in mid-run would make DDP wait for the gradient for ever.)
-    `nan`: one element of its gradient becomes NaN after the backward pass, on one rank.
-    `spike`: the step trains on random bytes and its loss is 50 times too large.
-    `desync`: its weight gets a little noise after the step, on one rank.
-    `dead`: the weights of an MLP are pushed to where no unit of it is ever active, as one far too
-        large step does. Its output and all its gradients are zero from then on.
-
-    Where a rank holds a piece of the parameter, the fault is in that piece.
+    Where a rank holds a shard of the parameter, the fault is in that shard.
     """
 
-    kind: str
-    at: int
-    name: str
-    parameter: nn.Parameter | None
-    """None where this rank holds nothing of it."""
-    local: Callable[[torch.Tensor], torch.Tensor]
-    """This rank's elements of a parameter or gradient, for in-place use."""
-    target: int | None
-    """The rank it happens on; None is all of them."""
-    here: bool
+    options: Options
+    parallel: Parallelism | None = None
+    name: str = ""
+    """Of the parameter that the fault is in, if it is in one."""
+    rank: int | None = None
+    """The rank that it happens on; None: all of them."""
+    here: bool = False
     """Whether it happens on this rank."""
-    seed: int
-    norm_bias: nn.Parameter | None = None
-    """What is added to every input of the MLP that dies; None where this rank holds nothing."""
-    width: int = 1
-    """Inputs of that MLP."""
+    step: int = 0
+    leaked: list[torch.Tensor] = field(default_factory=list)
 
     def describe(self) -> str:
-        """One line about what is about to happen."""
-        what = "the batch" if self.kind == "spike" else self.name
-        where = "all ranks" if self.target is None else f"rank {self.target}"
-        when = "from step" if self.kind == "frozen" else "at step"
-        return f"injecting {self.kind} into {what} on {where} {when} {self.at}"
+        """Return one line about what is about to happen."""
+        options, kind = self.options, FAULTS[self.options.inject]
+        what = {"parameter": f" into {self.name}", "batch": " into the batch"}.get(kind.place, "")
+        where = "all ranks" if self.rank is None else f"rank {self.rank}"
+        when = f"{'from' if kind.lasts else 'at'} step {options.inject_at}"
+        return f"injecting {options.inject}{what} on {where} {when}"
 
-    def spoil_batch(
+    def happens(self, kind: str, step: int) -> bool:
+        """Return whether a fault of this kind happens on this rank in this step."""
+        at = self.options.inject_at
+        is_now = step == at or (step > at and FAULTS[kind].lasts)
+        return self.here and self.options.inject == kind and is_now
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """This rank's shard; None where it holds nothing of the parameter."""
+        return self.parallel.parameters.get(self.name)
+
+    def before_data(self, step: int) -> None:
+        """Act when a step begins, before its batch is there."""
+        self.step = step
+        if self.happens("slow_data", step):
+            time.sleep(self.options.inject_seconds)
+        if self.happens("memory_leak", step):
+            self.leaked.append(torch.ones(LEAK_BYTES, dtype=torch.uint8))
+
+    def change_batch(
         self, step: int, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """The batch to train on and the factor on its loss."""
-        if self.kind != "spike" or not self.here or step != self.at:
+        """Return the inputs and targets to train on, and the factor on their loss."""
+        if not self.happens("spike", step):
             return inputs, targets, 1.0
-        noise = torch.Generator().manual_seed(self.seed)
-        garbage = [torch.randint(0, 256, inputs.shape, generator=noise) for _ in range(2)]
-        return garbage[0], garbage[1], SPIKE_SCALE
+        generator = torch.Generator().manual_seed(self.options.seed)
+        garbage = [torch.randint(0, 256, inputs.shape, generator=generator) for _ in range(2)]
+        return garbage[0], garbage[1], SPIKE_FACTOR
+
+    def in_forward(self, *_: object) -> None:
+        """Act as a forward pre-hook of the model, except in evaluation."""
+        if self.happens("straggler", self.step) and torch.is_grad_enabled():
+            time.sleep(self.options.inject_seconds)
 
     def after_backward(self, step: int) -> None:
-        """Called with the final gradients, before their norm is taken."""
-        if not self.here or self.parameter is None or self.parameter.grad is None:
-            return
-        if self.kind == "nan" and step == self.at:
-            piece = self.local(self.parameter.grad)
-            piece[(0,) * piece.ndim] = float("nan")
-        elif self.kind == "frozen" and step >= self.at:
+        """Act on the final gradients, before their norm is taken."""
+        if self.happens("nan", step):
+            grad = local(self.parameter.grad)
+            grad[(0,) * grad.ndim] = float("nan")
+        if self.happens("frozen", step) and self.parameter is not None:
+            # `requires_grad_(False)` in mid-run would make DDP wait for the gradient for ever.
             self.parameter.grad = None
 
     def after_step(self, step: int) -> None:
-        """Called when the optimizer has stepped."""
-        if step != self.at or not self.here:
-            return
-        if self.kind == "dead":
-            self._push_below_zero()
-        elif self.kind == "desync" and self.parameter is not None:
-            self._add_noise(self.parameter)
-
-    def _push_below_zero(self) -> None:
-        """Inputs of mean 1 meet weights of mean -DEPTH / width: the sum is about -DEPTH."""
-        if self.norm_bias is not None:
-            self.local(self.norm_bias).fill_(1.0)
-        if self.parameter is not None:
-            self.local(self.parameter).sub_(DEPTH / self.width)
-
-    def _add_noise(self, parameter: nn.Parameter) -> None:
-        piece = self.local(parameter)
-        generator = torch.Generator().manual_seed(self.seed)
-        noise = torch.randn(piece.shape, generator=generator).to(piece)
-        piece.add_(noise, alpha=NOISE * float(piece.square().mean().sqrt()))
+        """Act when the optimizer has stepped."""
+        if self.happens("desync", step):
+            weight = local(self.parameter)
+            generator = torch.Generator().manual_seed(self.options.seed)
+            noise = torch.randn(weight.shape, generator=generator).to(weight)
+            weight.add_(noise, alpha=NOISE * float(weight.square().mean().sqrt()))
+        if self.happens("dead", step):
+            # Inputs of mean 1 meet weights of mean -DEPTH / width: the sum is about -DEPTH.
+            bias = self.parallel.parameters.get(self.name.removesuffix(UP) + "norm2.bias")
+            if bias is not None:
+                local(bias).fill_(1.0)
+            if self.parameter is not None:
+                local(self.parameter).sub_(DEPTH / self.parallel.shards.shapes[self.name][1])
 
 
-def plan_fault(request: FaultRequest, arrangement: Arrangement) -> Fault:
-    """Check a request against who holds what. All ranks come to the same conclusion."""
-    holdings, division = arrangement.holdings, arrangement.conditions.division
-    rank, kind, target = arrangement.ranks.rank, request.kind, request.target
-    world = len(holdings.places)
-    if target is not None and target >= world:
-        raise BadInput(f"--inject-rank {target} is out of range; ranks are 0 to {world - 1}")
-    name = _choose_parameter(request, holdings, division.mode)
-    holders = holdings.holders(name)
-    if target is None and kind in ("nan", "desync"):
-        target = holders[-1]
-    if kind != "spike" and target is not None and target not in holders:
+def plan_fault(options: Options, parallel: Parallelism) -> Fault:
+    """Return the fault of `--inject`, checked against who holds what; equal on all ranks."""
+    if options.inject is None:
+        return Fault(options)
+    kind, rank, shards = FAULTS[options.inject], options.inject_rank, parallel.shards
+    world, data_rank = len(shards.counts), parallel.sizes.data_rank
+    if rank is not None and rank >= world:
+        raise BadInput(f"--inject-rank {rank} is out of range; ranks are 0 to {world - 1}")
+    name, holders = "", list(range(world))
+    if kind.place == "parameter":
+        name = choose_parameter(options, shards)
+        holders = shards.holders(name)
+    elif options.inject_param is not None:
+        raise BadInput(f"--inject {options.inject} is in no parameter; leave --inject-param out")
+    if rank is None and kind.one_rank:
+        rank = holders[-1]
+    if rank is not None and rank not in holders:
         raise BadInput(
-            f"--inject-rank {target} holds nothing of {name} under --parallel {division.mode}; "
+            f"--inject-rank {rank} holds nothing of {name} under --parallel {options.parallel}; "
             f"rank {holders[-1]} does"
         )
-    here = target is None or target == rank
-    if kind == "spike" and target is not None:
-        # Ranks that work on the same data must stay together.
-        here = division.data_rank(target) == division.data_rank(rank)
-    parameter, local = arrangement.parameters.get(name), arrangement.local
-    fault = Fault(kind, request.at, name, parameter, local, target, here, request.seed)
-    if kind == "dead":
-        bias = arrangement.parameters.get(name.removesuffix(UP) + "norm2.bias")
-        fault = replace(fault, norm_bias=bias, width=holdings.shapes[name][1])
+    never_stepped = options.inject == "frozen" and options.inject_at == 1
+    if never_stepped and rank is not None and len(holders) > shards.copies(name):
+        raise BadInput(
+            f"--inject frozen on one of the ranks that share {name} needs --inject-at 2 or later, "
+            "so that all of them have an optimizer state to save"
+        )
+    here = rank is None or rank == parallel.ranks.rank
+    if kind.place == "batch" and rank is not None:
+        here = data_rank(rank) == data_rank(parallel.ranks.rank)  # they see the same batch
+    fault = Fault(options, parallel, name, rank, here)
+    if options.inject == "straggler":
+        parallel.module.register_forward_pre_hook(fault.in_forward)
     return fault
 
 
-def _choose_parameter(request: FaultRequest, holdings: Holdings, mode: str) -> str:
-    """The parameter that was asked for, or one in the middle of the model that can have it."""
-    name, names = request.name, list(holdings.shapes)
+def choose_parameter(options: Options, shards: ShardTable) -> str:
+    """Return `--inject-param`, or a parameter amid the model that can have the fault."""
+    name, names = options.inject_param, list(shards.shapes)
     if name is not None and name not in names:
-        raise BadInput(f'--inject-param "{name}" is no parameter{nearest(name, names)}')
-    if request.kind == "dead":
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise BadInput(f'--inject-param "{name}" is no parameter{hint}')
+    if options.inject == "dead":
         if name is not None and not name.endswith(UP):
             raise BadInput(f"--inject dead needs the {UP} of a block, and {name} is none")
-        if request.target is not None:
+        if options.inject_rank is not None:
             raise BadInput("--inject dead happens on all ranks; leave --inject-rank out")
-    if request.kind == "desync":
-        if len(holdings.places) == 1:
+    if options.inject == "desync":
+        if len(shards.counts) == 1:
             raise BadInput("--inject desync needs at least 2 ranks; start with torchrun")
-        names = [each for each in names if holdings.copies(each) > 1]
+        names = [each for each in names if shards.copies(each) > 1]
+        refusal = f"--inject desync needs copies, and --parallel {options.parallel} makes none"
         if not names:
-            raise BadInput(f"--inject desync needs copies, and --parallel {mode} makes none")
+            raise BadInput(refusal)
         if name is not None and name not in names:
-            raise BadInput(
-                f"--inject desync needs copies, and --parallel {mode} makes none of {name}, "
-                f"but of {names[len(names) // 2]}"
-            )
+            raise BadInput(f"{refusal} of {name}, but of {names[len(names) // 2]}")
     if name is not None:
         return name
-    for ending in (UP, "norm1.weight"):
-        likely = [each for each in names if each.endswith(ending)]
-        if likely:
-            return likely[len(likely) // 2]
-    return names[len(names) // 2]
+    likely = next(
+        found
+        for ending in (UP, "norm1.weight", "")
+        if (found := [each for each in names if each.endswith(ending)])
+    )
+    return likely[len(likely) // 2]

@@ -1,213 +1,150 @@
-"""The command line: every option is declared once, typed, and checked before training starts."""
+"""The command line: every option is declared once, typed and checked before training starts."""
 
-# ruff: noqa: RUF009  (`_option` is `dataclasses.field` with more metadata, and as harmless)
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass, field, fields
+import contextlib
+import os
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal
 
-from bad_input import BadInput
-from burdens import BURDENS
-from faults import KINDS, FaultRequest
-from gpt import ACTIVATIONS, Shape
-from modes import MODES, divide
-from monitoring import STOPPED, MonitorRequest, split_monitor_options
-from optimization import OPTIMIZERS, SCHEDULES
-from tasks import KIND_COUNT
+import typer
 
-EPILOG = f"""\
-parallelism (--parallel): weights, batches and loss are the same in every mode, and a checkpoint of
-one can be resumed in any other.
-  ddp      every rank holds the model; a single process without torchrun is not wrapped
-  fsdp     FSDP2: every parameter in as many pieces as ranks
-  fsdp1    the same with FullyShardedDataParallel
-  hsdp     FSDP2 in 2 replicas; an even number of ranks from 4 on
-  tp       every layer split over all ranks: --heads and --context must be divisible by their number
-  fsdp+tp  FSDP2 over groups of --tensor-parallel ranks that split every layer
-  pp       consecutive blocks on consecutive ranks; as many micro-batches as ranks, or --accumulate
-  deepspeed  a DeepSpeed engine with --zero 0 to 3, configured by launch/ds_zero*.json
+from launch.faults import FAULTS
+from launch.model import ACTIVATIONS, KIND_COUNT, Shape
+from launch.monitoring import STOPPED, split_monitor_options
+from launch.parallel import PARALLELISMS, parallelism_class
+from launch.parallel.base import Sizes
+from launch.ranks import BadInput
 
-monitoring: torchrun takes a bare --monitor for its own --monitor-interval and stops; there, write
---monitoring, or put -- before the script: torchrun --nproc-per-node 2 -- launch/train.py --monitor
-With it, any key of distmon's configuration is an option, for example:
-  --monitor.interval 20             steps from one observation to the next
-  --monitor.sample-size exact       elements read per parameter, or all of them
-  --monitor.topk 5                  how many of the worst parameters are named
-  --monitor.sinks console,jsonl     where records go
-  --monitor.run-dir runs/first      the run folder
-  --monitor.rules.frozen.patience 2
-  --monitor.actions.stop nonfinite  end the run when this rule fires
-  --monitor.config monitor.yaml     a file with such keys; options win over it
-
-faults (--inject): frozen drops the gradient of one parameter from that step on, as a misplaced hook
-does; nan makes one gradient element NaN on one rank; spike trains one step on random bytes with the
-loss 50 times too large; desync adds a little noise to one weight on one rank; dead pushes the
-weights of one MLP to where no unit of it is ever active; straggler sleeps in every forward of one
-rank; slow_data sleeps before every batch; memory_leak keeps 8 MB per step on one rank. All are
-real.
-
-exit code: 0 done; 2 bad input; {STOPPED} stopped by a rule of the monitor; 130 interrupted.
-torchrun itself returns 1 when a rank's is not 0, and names that of each rank in its report.
-"""
+EPILOG = "\n".join(
+    [
+        "--parallel: all train the same; a checkpoint of one can be resumed in any other.",
+        *(f"  {name:12}{about}" for name, (_, about) in PARALLELISMS.items()),
+        "",
+        "--inject: all are real.",
+        *(f"  {name:12}{kind.help}" for name, kind in FAULTS.items()),
+        "",
+        "--monitor: any key of distmon's configuration is an option, for example:",
+        "  --monitor.interval 20             steps from one observation to the next",
+        "  --monitor.sinks console,jsonl     where records go",
+        "  --monitor.run-dir runs/first      the run folder",
+        "  --monitor.rules.frozen.patience 2",
+        "  --monitor.actions.stop nonfinite  end the run when this rule fires",
+        "  --monitor.config monitor.yaml     a file with such keys; options win over it",
+        "torchrun takes a bare --monitor for its own --monitor-interval: write",
+        "--monitoring there, or put -- before the script.",
+        "",
+        f"Exit code: 0 done, 2 bad input, {STOPPED} stopped by a rule, 130 interrupted.",
+        "torchrun returns 1 when a rank's is not 0, and lists that of each rank.",
+    ]
+)
+PANELS = ("data", "model", "training", "parallelism", "output", "checkpoints", "faults", "monitor")
+_data, _model, _training, _parallel, _output, _checkpoints, _faults, _monitor = (
+    partial(typer.Option, rich_help_panel=panel) for panel in PANELS
+)
 
 
-def _option(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    low: float | None = None,
-    kind: type | None = None,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """A dataclass field that is also a command line option; `low` is its smallest valid value."""
-    kind = kind or type(default)
-    metavar = metavar or {int: "N", float: "X", Path: "PATH"}.get(kind)
-    about = {
-        "help": help,
-        "group": group,
-        "low": low,
-        "kind": kind,
-        "choices": choices,
-        "metavar": metavar,
-    }
-    return field(default=default, metadata=about)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Options:
-    """Everything that can be set about a training run."""
+    """Train a small language model on bytes, with one process or with torchrun."""
 
-    data: Path | None = _option(
-        None,
-        "text file to train on; Python's own standard library when absent",
-        group="data",
-        kind=Path,
-        metavar="FILE",
-    )
-    corpus_mb: float = _option(4.0, "read at most this many megabytes", group="data", low=0.001)
-    seed: int = _option(0, "fixes weights and batches", group="data", low=0)
+    data: Annotated[
+        Path | None, _data(metavar="FILE", help="text to train on; else Python's standard library")
+    ] = None
+    corpus_mb: Annotated[float, _data(min=0.001, help="read at most this many megabytes")] = 4.0
+    seed: Annotated[int, _data(min=0, help="determines weights and batches")] = 0
 
-    layers: int = _option(4, "blocks", group="model", low=1)
-    width: int = _option(128, "size of the residual stream", group="model", low=1)
-    heads: int = _option(4, "attention heads", group="model", low=1)
-    context: int = _option(128, "bytes per sequence", group="model", low=1)
-    tied: bool = _option(False, "share the weight of embedding and head", group="model")
-    activation: str = _option(
-        "gelu", "between the matrices of an MLP", group="model", choices=tuple(ACTIVATIONS)
-    )
-    no_residual: bool = _option(False, "blocks without residual connections", group="model")
-    init_std: float = _option(0.02, "standard deviation of new weights", group="model", low=0)
-    bf16_weights: bool = _option(
-        False, "weights and optimizer state in bfloat16, without float32 copies", group="model"
-    )
+    layers: Annotated[int, _model(min=1, help="blocks")] = 4
+    width: Annotated[int, _model(min=1, help="size of the residual stream")] = 128
+    heads: Annotated[int, _model(min=1, help="attention heads")] = 4
+    context: Annotated[int, _model(min=1, help="bytes per sequence")] = 128
+    tied: Annotated[bool, _model("--tied", help="share the weight of embedding and head")] = False
+    activation: Annotated[
+        Literal[tuple(ACTIVATIONS)], _model(help="between the matrices of an MLP")
+    ] = "gelu"
+    no_residual: Annotated[
+        bool, _model("--no-residual", help="blocks without residual connections")
+    ] = False
+    init_std: Annotated[float, _model(min=0, help="standard deviation of new weights")] = 0.02
+    bf16_weights: Annotated[
+        bool, _model("--bf16-weights", help="weights and optimizer state in bfloat16 only")
+    ] = False
 
-    steps: int = _option(300, "optimizer steps of the whole run", group="training", low=1)
-    batch_size: int = _option(
-        16, "sequences per step, over all ranks and micro-batches", group="training", low=1
-    )
-    accumulate: int = _option(1, "micro-batches per step", group="training", low=1)
-    optimizer: str = _option(
-        "adamw", "sgd has a momentum of 0.9", group="training", choices=OPTIMIZERS
-    )
-    lr: float = _option(3e-3, "peak learning rate", group="training", low=0)
-    warmup: int = _option(20, "steps of linear warmup", group="training", low=0)
-    schedule: str = _option(
-        "cosine", "of the learning rate after the warmup", group="training", choices=SCHEDULES
-    )
-    weight_decay: float = _option(0.1, "of matrices", group="training", low=0)
-    clip: float = _option(1.0, "largest gradient norm", group="training", low=1e-12)
-    bf16: bool = _option(False, "autocast to bfloat16", group="training")
-    tasks: bool = _option(
-        False, "a second head learns what kind of character comes next", group="training"
-    )
-    task_weight: float | None = _option(
-        None, "factor on the loss of that head (default 1)", group="training", low=0, kind=float
-    )
-    compile: bool = _option(False, "torch.compile the model", group="training")
-    device: str = _option(
-        "auto", "what to train on", group="training", choices=("auto", "cpu", "cuda")
-    )
+    steps: Annotated[int, _training(min=1, help="optimizer steps of the whole run")] = 300
+    batch_size: Annotated[
+        int, _training(min=1, help="sequences per step, over all ranks and micro-batches")
+    ] = 16
+    accumulate: Annotated[int, _training(min=1, help="micro-batches per step")] = 1
+    optimizer: Annotated[Literal["adamw", "sgd"], _training(help="sgd has momentum 0.9")] = "adamw"
+    lr: Annotated[float, _training(min=0, help="peak learning rate")] = 3e-3
+    warmup: Annotated[int, _training(min=0, help="steps of linear warmup")] = 20
+    schedule: Annotated[
+        Literal["cosine", "constant"], _training(help="of the learning rate after the warmup")
+    ] = "cosine"
+    weight_decay: Annotated[float, _training(min=0, help="of matrices")] = 0.1
+    clip: Annotated[float, _training(min=1e-12, help="largest gradient norm")] = 1.0
+    bf16: Annotated[bool, _training("--bf16", help="autocast to bfloat16")] = False
+    tasks: Annotated[
+        bool, _training("--tasks", help="a second head predicts the kind of the next character")
+    ] = False
+    task_weight: Annotated[
+        float | None, _training(min=0, help="factor on the loss of that head (default 1)")
+    ] = None
+    compile: Annotated[bool, _training("--compile", help="torch.compile the model")] = False
+    device: Annotated[Literal["auto", "cpu", "cuda"], _training(help="device to train on")] = "auto"
 
-    parallel: str = _option(
-        "ddp", "how torchrun's ranks share the work, see below", group="parallelism", choices=MODES
-    )
-    tensor_parallel: int | None = _option(
-        None,
-        "ranks that split a layer under fsdp+tp (default 2)",
-        group="parallelism",
-        low=2,
-        kind=int,
-    )
+    parallel: Annotated[
+        Literal[tuple(PARALLELISMS)], _parallel(help="how ranks share the work, see below")
+    ] = "ddp"
+    tensor_parallel: Annotated[
+        int | None, _parallel(min=2, help="ranks that split a layer under fsdp+tp (default 2)")
+    ] = None
+    zero: Annotated[
+        int | None, _parallel(min=0, max=3, help="stage of ZeRO under deepspeed (default 2)")
+    ] = None
 
-    zero: str | None = _option(
-        None,
-        "stage of ZeRO under deepspeed (default 2)",
-        group="parallelism",
-        kind=str,
-        choices=("0", "1", "2", "3"),
-    )
+    log_every: Annotated[
+        int, _output(min=1, help="steps between lines, where there is no bar and no monitor")
+    ] = 10
+    eval_every: Annotated[
+        int, _output(min=0, help="steps between evaluations; also first and last; 0 for none")
+    ] = 100
+    eval_sequences: Annotated[int, _output(min=1, help="sequences per evaluation")] = 256
 
-    log_every: int = _option(
-        10, "steps between plain lines, where there is no bar and no monitor", group="output", low=1
+    checkpoint_dir: Annotated[Path, _checkpoints(help="folder of the checkpoints")] = Path(
+        "runs/checkpoints"
     )
-    eval_every: int = _option(
-        100, "steps between evaluations; also first and last; 0 for none", group="output", low=0
-    )
-    eval_sequences: int = _option(256, "validation sequences per evaluation", group="output", low=1)
+    save_every: Annotated[
+        int, _checkpoints(min=0, help="steps between checkpoints; also at the end; 0 for none")
+    ] = 100
+    keep: Annotated[int, _checkpoints(min=0, help="older checkpoints kept besides the latest")] = 1
+    resume: Annotated[
+        str | None,
+        _checkpoints(metavar="PATH|latest", help="continue, in any mode on any number of ranks"),
+    ] = None
 
-    checkpoint_dir: Path = _option(
-        Path("runs/checkpoints"), "folder of the checkpoints", group="checkpoints", kind=Path
-    )
-    save_every: int = _option(
-        100, "steps between checkpoints; also at the end; 0 for none", group="checkpoints", low=0
-    )
-    keep: int = _option(1, "older checkpoints kept besides the latest", group="checkpoints", low=0)
-    resume: str | None = _option(
-        None,
-        "continue from a checkpoint, in any mode and on any number of ranks",
-        group="checkpoints",
-        kind=str,
-        metavar="PATH|latest",
-    )
+    inject: Annotated[
+        Literal[tuple(FAULTS)] | None, _faults(help="plant a real fault, see below")
+    ] = None
+    inject_at: Annotated[int, _faults(min=1, help="step of the fault")] = 40
+    inject_rank: Annotated[
+        int | None,
+        _faults(min=0, help="default: the last for nan, desync, straggler, memory_leak; else all"),
+    ] = None
+    inject_param: Annotated[
+        str | None, _faults(metavar="NAME", help="default: a mlp.up.weight in the middle")
+    ] = None
+    inject_seconds: Annotated[
+        float, _faults(min=0, help="how much longer straggler and slow_data take")
+    ] = 0.2
 
-    inject: str | None = _option(
-        None, "plant a real fault, see below", group="faults", kind=str, choices=(*KINDS, *BURDENS)
-    )
-    inject_at: int = _option(40, "step of the fault", group="faults", low=1)
-    inject_rank: int | None = _option(
-        None,
-        "rank of the fault; nan, desync, straggler, memory_leak: the last one; others: all",
-        group="faults",
-        low=0,
-        kind=int,
-    )
-    inject_param: str | None = _option(
-        None,
-        "parameter of the fault; a middle mlp.up.weight when absent",
-        group="faults",
-        kind=str,
-        metavar="NAME",
-    )
-
-    inject_seconds: float = _option(
-        0.2, "how much longer straggler and slow_data take", group="faults", low=0
-    )
-
-    monitor: MonitorRequest | None = None
-    """None: distmon is not even imported."""
-
-    @property
-    def fault(self) -> FaultRequest | None:
-        """What `--inject` and its companions ask for."""
-        if self.inject is None:
-            return None
-        return FaultRequest(
-            self.inject, self.inject_at, self.inject_param, self.inject_rank, self.seed
-        )
+    monitor: Annotated[
+        bool, _monitor("--monitor", "--monitoring", help="monitor with distmon, see below")
+    ] = False
+    monitor_settings: dict[str, Any] = field(default_factory=dict, init=False)
+    """Keyword arguments for `distmon.attach`, from `--monitor.KEY VALUE`."""
 
     @property
     def shape(self) -> Shape:
@@ -225,6 +162,11 @@ class Options:
         )
 
     @property
+    def tokens_per_step(self) -> int:
+        """Bytes that all ranks together train on in a step."""
+        return self.batch_size * self.context
+
+    @property
     def kind_weight(self) -> float | None:
         """Factor on the loss of the second task; None without one."""
         if not self.tasks:
@@ -232,88 +174,61 @@ class Options:
         return 1.0 if self.task_weight is None else self.task_weight
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports mistakes as `BadInput`, so that only one of many ranks prints them."""
-
-    def __init__(self, speaks: bool) -> None:
-        super().__init__(
-            prog="train.py",
-            description="Train a small language model on bytes, with one process or with torchrun.",
-            epilog=EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        self.speaks = speaks
-
-    def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message} (--help lists the options)")
-
-    def print_help(self, file: Any = None) -> None:
-        if self.speaks:
-            super().print_help(file)
-
-
-def read_options(arguments: list[str], world: int, speaks: bool = True) -> Options:
-    """Parse and check the command line of a run on `world` ranks; `speaks`: print `--help`."""
-    arguments, request = split_monitor_options(arguments)
-    parser = _build_parser(speaks)
-    values = vars(parser.parse_args(arguments))
-    monitored = values.pop("monitor")
-    if not monitored and (request.overrides or request.config):
-        raise BadInput(
-            "--monitor.* options do nothing without --monitor; add --monitor or --monitoring"
-        )
-    options = Options(**values, monitor=request if monitored else None)
-    _check(options, world)
+def read_options(arguments: list[str], world: int, is_main: bool = True) -> Options:
+    """Parse and check the command line of a run on `world` ranks; only rank 0 prints `--help`."""
+    arguments, monitor_settings = split_monitor_options(arguments)
+    app = typer.Typer(add_completion=False)
+    app.command(epilog=EPILOG)(Options)
+    command = typer.main.get_command(app)
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
+            if not is_main:
+                stack.enter_context(contextlib.redirect_stdout(nowhere))
+            options = command.main(arguments, prog_name="train.py", standalone_mode=False)
+    except typer.BadParameter.__base__ as error:  # UsageError: of click, or of typer's copy of it
+        raise BadInput(f"{error.format_message()} (--help lists the options)") from None
+    if not isinstance(options, Options):
+        raise SystemExit(0)  # after --help
+    options.monitor_settings = monitor_settings
+    check_options(options, world)
     return options
 
 
-def _build_parser(speaks: bool) -> _Parser:
-    parser = _Parser(speaks)
-    groups: dict[str, Any] = {}
-    for each in fields(Options):
-        about = each.metadata
-        if not about:
-            continue
-        group = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
-        groups[about["group"]] = group
-        flag = "--" + each.name.replace("_", "-")
-        text = about["help"]
-        if each.default is not None and each.default is not False:
-            text = f"{text} (default {each.default})".strip()
-        if about["kind"] is bool:
-            group.add_argument(flag, action="store_true", help=text)
-        else:
-            group.add_argument(
-                flag,
-                type=about["kind"],
-                default=each.default,
-                choices=about["choices"],
-                metavar=about["metavar"],
-                help=text,
-            )
-    parser.add_argument_group("monitoring").add_argument(
-        "--monitor",
-        "--monitoring",
-        action="store_true",
-        help="watch the run with distmon, see below",
-    )
-    return parser
-
-
-def _check(options: Options, world: int) -> None:
-    for each in fields(Options):
-        low, value = each.metadata.get("low"), getattr(options, each.name)
-        # Written so that NaN, which compares as false with everything, is refused too.
-        if low is not None and value is not None and not value >= low:
-            flag = "--" + each.name.replace("_", "-")
-            raise BadInput(f"{flag} must be at least {low}, not {value}")
+def check_options(options: Options, world: int) -> None:
+    """Raise `BadInput` for options that do not fit together, or not on `world` ranks."""
+    mode = options.parallel
+    if options.monitor_settings and not options.monitor:
+        raise BadInput(
+            "--monitor.* options do nothing without --monitor; add --monitor or --monitoring"
+        )
     if options.width % options.heads:
         raise BadInput(f"--width {options.width} must be divisible by --heads {options.heads}")
     if options.task_weight is not None and not options.tasks:
         raise BadInput("--task-weight is for --tasks; add --tasks")
-    divide(options, world)
     if options.inject and options.inject_at > options.steps:
         raise BadInput(
             f"--inject-at {options.inject_at} is after the last step, --steps {options.steps}"
         )
+    if options.tensor_parallel is not None and mode != "fsdp+tp":
+        uses = ", which uses all ranks" if mode == "tp" else ""
+        raise BadInput(f"--tensor-parallel is for --parallel fsdp+tp, not {mode}{uses}")
+    if options.zero is not None and mode != "deepspeed":
+        raise BadInput(f"--zero is for --parallel deepspeed, not {mode}")
+    check_batch(options, parallelism_class(mode).divide(options, world))
+
+
+def check_batch(options: Options, sizes: Sizes) -> None:
+    """Raise `BadInput` when the batch cannot be cut into micro-batches for all ranks."""
+    parts = sizes.data * sizes.micro_batches
+    if options.batch_size % parts == 0:
+        return
+    if sizes.stages > 1:
+        factors = f"{sizes.micro_batches} micro-batches for {sizes.stages} stages"
+    else:
+        holder = "rank" if sizes.tensor == 1 else "group"
+        factors = f"{sizes.data} {holder}{'s' * (sizes.data > 1)}"
+        factors += f" of {sizes.tensor} ranks" * (sizes.tensor > 1)
+        factors += f" x --accumulate {sizes.micro_batches}"
+    raise BadInput(
+        f"--batch-size {options.batch_size} must be divisible by {parts}, which is {factors}"
+    )

@@ -1,4 +1,4 @@
-"""This process among the others: rank, device, process group, and how they stop together."""
+"""This process among the other ranks: process group, device, and how all ranks stop together."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-# DDP imports it, and what it finds as the process group then becomes a default argument that lives
-# for ever. Imported before there is a group, it finds none, and `leave` really ends the group.
+# DDP imports it, and it keeps the process group of that moment as a default argument. Imported
+# before there is one, it keeps none, and `leave` really ends the group.
 import torch.distributed.nn
-from bad_input import BadInput
 
-T = TypeVar("T")
+CHECK_EVERY = 5  # steps between two exchanges of "was there a Ctrl-C?"
+
+
+class BadInput(Exception):
+    """What the user can correct, as one sentence. Printed on rank 0; the exit code is 2."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands. Without torchrun it is alone and there is no process group."""
+    """The place of this process. Without torchrun there is one rank and no process group."""
 
     rank: int
     world: int
@@ -32,16 +36,16 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints and writes files."""
+        """Whether this rank prints and writes files."""
         return self.rank == 0
 
     @property
-    def grouped(self) -> bool:
-        """Whether there is a process group. torchrun with one process has one too."""
+    def has_group(self) -> bool:
+        """Whether there is a process group; torchrun with one process makes one too."""
         return dist.is_initialized()
 
     def device(self, wanted: str) -> torch.device:
-        """The device for `--device`: `auto` takes CUDA when every local rank can have a GPU."""
+        """Return the device for `--device`; `auto` is CUDA when every local rank has a GPU."""
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if wanted == "cuda" and gpus < self.local_world:
             raise BadInput(f"--device cuda needs {self.local_world} GPUs here and found {gpus}")
@@ -50,68 +54,66 @@ class Ranks:
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
-    def together(self, work: Callable[[], T]) -> T:
-        """Run `work` on every rank. When it finds bad input on any, all ranks leave with code 2.
+    @contextmanager
+    def stop_together(self) -> Iterator[None]:
+        """Exit with code 2 on all ranks when the block raises `BadInput` on any of them.
 
-        Rank 0 speaks before anybody leaves, because torchrun ends all ranks as soon as one does.
+        Rank 0 prints before any rank exits, because torchrun ends all ranks when the first does.
         """
-        result: T | None = None
-        problem: str | None = None
+        problem = None
         try:
-            result = work()
-        except BadInput as found:
-            problem = str(found)
-        problems: list[str | None] = [problem]
-        if self.grouped:
-            problems = [None] * self.world
-            dist.all_gather_object(problems, problem)
-        sentences = [text for text in problems if text is not None]
-        if sentences:
-            self.complain(sentences[0])
-            self.wait()
+            yield
+        except BadInput as error:
+            problem = error
+        problems = [each for each in self.gather(problem) if each is not None]
+        if problems:
+            self.complain(problems[0])
+            self.gather(None)
             raise SystemExit(2)
-        return result  # type: ignore[return-value]  # no problem means that `work` returned
 
-    def wait(self) -> None:
-        """Until every rank is here. torchrun ends all ranks when one leaves with a code."""
-        if self.grouped:
-            dist.barrier()
-
-    def complain(self, sentence: str) -> None:
-        """Say on stderr, once for all ranks, what is wrong."""
+    def complain(self, problem: BadInput) -> None:
+        """Print what is wrong to stderr, once for all ranks."""
         if self.is_main:
-            print(f"train.py: {sentence}", file=sys.stderr, flush=True)
+            print(f"train.py: {problem}", file=sys.stderr, flush=True)
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of `values` over ranks. Every rank must call it."""
-        values = values.clone()
-        if self.grouped:
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order of rank, once all have come here."""
+        if not self.has_group:
+            return [value]
+        values = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` over ranks."""
+        values = values.detach().clone()
+        if self.has_group:
             dist.all_reduce(values)
         return values
 
     def mean(self, value: torch.Tensor) -> float:
-        """The mean of a scalar over ranks. Every rank must call it."""
-        return float(self.total(value.detach()) / self.world)
+        """Return the mean of a scalar over ranks."""
+        return float(self.sum(value) / self.world)
 
     def share(self, count: int) -> int:
-        """This rank's share of a number of things; the shares of all ranks add up to it."""
+        """Return this rank's share of `count`; the shares of all ranks add up to it."""
         return count * (self.rank + 1) // self.world - count * self.rank // self.world
 
     def leave(self) -> None:
-        """End the process group and its threads; to be called when no model refers to it any more.
+        """Destroy the process group, once nothing refers to it.
 
-        A gloo thread still alive while Python shuts down can abort a process that is done.
+        A gloo thread that is alive while Python shuts down can abort a process that is done.
         """
-        if self.grouped:
-            # torchrun ends all ranks when one has left with a code. This one is leaving already,
-            # with a code of its own, which its report is to show.
+        if self.has_group:
+            # torchrun sends SIGTERM to all ranks when the first has exited with a code. This rank
+            # is about to exit with its own code, which torchrun's report should show.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             gc.collect()  # a model wrapped in DDP is part of a reference cycle
             dist.destroy_process_group()
 
 
 def join_ranks() -> Ranks:
-    """Join the process group when torchrun, or whatever sets its variables, started us."""
+    """Join the process group if torchrun, or whatever sets its variables, started this process."""
     environ = os.environ
     ranks = Ranks(
         rank=int(environ.get("RANK", 0)),
@@ -120,17 +122,46 @@ def join_ranks() -> Ranks:
         local_world=int(environ.get("LOCAL_WORLD_SIZE", 1)),
     )
     if "RANK" in environ and "MASTER_ADDR" in environ:
-        # Both kinds of tensor are reduced, so that --device cpu also works on a machine with GPUs.
+        # Both backends, so that --device cpu also works on a machine with GPUs.
         both = torch.cuda.is_available() and dist.is_nccl_available()
         dist.init_process_group("cpu:gloo,cuda:nccl" if both else "gloo")
     if ranks.local_world > 1 and "OMP_NUM_THREADS" not in environ:
-        # Every rank would otherwise start one thread per core and the ranks fight for the cores.
-        torch.set_num_threads(max(1, available_cores() // ranks.local_world))
+        # One thread per core on every rank would oversubscribe the cores.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, (cores or 1) // ranks.local_world))
     return ranks
 
 
-def available_cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+class Interruption:
+    """While active, SIGINT and SIGTERM end training after a step instead of killing the process.
+
+    In a single process a second signal kills. Under torchrun it does not, because torchrun repeats
+    the Ctrl-C that the terminal has already sent to every rank, and kills slow ranks itself.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._signaled = False
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def requested(self, step: int) -> bool:
+        """Return whether to stop after this step: the same answer on all ranks, which all ask."""
+        if not self._ranks.has_group:
+            return self._signaled
+        if step % CHECK_EVERY:
+            return False
+        return bool(self._ranks.sum(torch.tensor(int(self._signaled))))
+
+    def _note(self, *_: object) -> None:
+        self._signaled = True
+        if not self._ranks.has_group:
+            self.__exit__()

@@ -1,10 +1,10 @@
 """Train a small language model on bytes, alone or under torchrun, with or without distmon.
 
     python launch/train.py --steps 300 --monitor
-    torchrun --nproc-per-node 2 launch/train.py --steps 300 --monitoring
+    torchrun --nproc-per-node 2 -- launch/train.py --steps 300 --monitor
 
-`--monitor` and `--monitoring` are the same. torchrun takes a bare `--monitor` for an abbreviation
-of its own `--monitor-interval` and stops, unless `--` stands before the script.
+Without the `--`, torchrun takes `--monitor` for its own `--monitor-interval`; `--monitoring`, which
+means the same, it passes on.
 """
 
 from __future__ import annotations
@@ -12,260 +12,226 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
-from arrangement import Arrangement, Conditions, MicroBatch
-from arrangements import arrange
-from bad_input import BadInput
-from burdens import BURDENS, Burden, plan_burden
-from display import Display, make_console
-from evaluation import evaluate_and_tell
-from faults import Fault, plan_fault
-from interruption import Interruption
-from monitoring import STOPPED, Monitor, attach_monitor
-from optimization import build_optimizer, learning_rate, set_learning_rate
-from preparation import Beginning, Setup, prepare
-from ranks import Ranks, join_ranks
-from rich.console import Console
-from whole_state import gather_state, restore_optimizer
 
-RECENT = 20  # steps that the final training loss is averaged over
+if not __package__:  # started as a script: the folder of the package is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from launch.checkpoint import Checkpoints, read_checkpoint
+from launch.data import Batches, load_corpus
+from launch.display import Display, make_console
+from launch.faults import plan_fault
+from launch.model import GPT
+from launch.monitoring import STOPPED, attach_monitor, check_settings
+from launch.optimizer import build_optimizer, learning_rate
+from launch.options import read_options
+from launch.parallel import parallelism_class
+from launch.parallel.base import MicroBatch
+from launch.ranks import BadInput, Interruption, Ranks, join_ranks
 
-@dataclass(frozen=True)
-class Training:
-    """What the training loop works with, in place on every rank."""
-
-    setup: Setup
-    arrangement: Arrangement
-    optimizer: torch.optim.Optimizer
-    fault: Fault | None
-    burden: Burden | None
-    monitor: Monitor | None
-
-    @property
-    def monitor_step(self) -> int:
-        """The step that the monitor was told of last."""
-        return int(self.monitor.state_dict()["step"]) if self.monitor else 0
+RECENT = 20  # steps that the reported training loss is averaged over
+INTERRUPTED = 130  # exit code, as of a program that Ctrl-C has ended
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How the training loop ended."""
+class Trainer:
+    """One training run. Every rank makes one and calls the same methods, which are collectives."""
 
-    step: int
-    train_loss: float
-    validation_loss: float | None
-    code: int = 0
-    """What the process ends with."""
-    reason: str = "done:"
-    """Why it ended, as the beginning of a sentence that goes on with the number of steps."""
+    def __init__(self, arguments: list[str], ranks: Ranks, cleanup: ExitStack) -> None:
+        self.ranks, self.console = ranks, make_console(ranks.is_main)
+        with ranks.stop_together():
+            self.options = options = read_options(arguments, ranks.world, ranks.is_main)
+            config = check_settings(options.monitor_settings) if options.monitor else None
+            self.device = ranks.device(options.device)
+            self.corpus = load_corpus(options.data, options.corpus_mb, options.context)
+            self.checkpoints = Checkpoints(options.checkpoint_dir, options.keep)
+            if ranks.is_main and (options.save_every or (config and config.actions.checkpoint)):
+                self.checkpoints.open()
+            torch.manual_seed(options.seed)
+            model = GPT(options.shape, options.init_std).to(self.device)
+            saved = self.load_checkpoint(model) if options.resume else {}
+        self.step = self.first_step = saved.get("step", 0)
+        self.recent_losses: deque[torch.Tensor] = deque(maxlen=RECENT)
+        self.validation_loss: float | None = None
 
-
-def assemble(
-    setup: Setup, beginning: Beginning, arrangement: Arrangement, console: Console
-) -> Training:
-    """Put everything in place for the first step. Bad input found here ends all ranks."""
-    options, ranks = setup.options, setup.ranks
-    shapes = arrangement.holdings.shapes
-    plain = build_optimizer(
-        arrangement.parameters, shapes, options.lr, options.weight_decay, options.optimizer
-    )
-    optimizer = ranks.together(
-        lambda: arrangement.adopt(plain, setup.batches.sequences, options.clip)
-    )
-    restore_optimizer(beginning.optimizer, arrangement, optimizer)
-    fault: Fault | None = None
-    burden: Burden | None = None
-    if options.fault:
-        request = options.fault
-        if request.kind in BURDENS:
-            slower = options.inject_seconds
-            burden = ranks.together(lambda: plan_burden(request, slower, arrangement))
-        else:
-            fault = ranks.together(lambda: plan_fault(request, arrangement))
-    monitor: Monitor | None = None
-    if options.monitor:
-        asked = options.monitor
-        monitor = ranks.together(
-            lambda: attach_monitor(
-                asked,
-                arrangement.module,
-                optimizer,
-                console,
-                options.steps,
-                beginning.monitor,
-                ranks.share(options.batch_size * options.context),
-                lambda: save(training, training.monitor_step),
-            )
+        self.parallel = parallelism_class(options.parallel)(model, options, ranks, self.device)
+        cleanup.callback(self.parallel.close)
+        self.optimizer = self.parallel.prepare_optimizer(
+            build_optimizer(self.parallel.parameters, self.parallel.shards.shapes, options)
         )
-        if options.tasks:
-            arrangement.show_tasks = monitor.task_losses
-    training = Training(setup, arrangement, optimizer, fault, burden, monitor)
-    return training
+        if saved.get("optimizer"):
+            self.parallel.load_optimizer_state(self.optimizer, saved["optimizer"])
+        self.batches = Batches(self.corpus.train, options, self.parallel.sizes, ranks.rank)
+        with ranks.stop_together():
+            self.fault = plan_fault(options, self.parallel)
+        self.run_dir = config.run_dir if config else None
+        self.monitor = attach_monitor(self, saved.get("monitor")) if config else None
+
+        self.display = Display(self.console, options.steps, self.step, options.tokens_per_step)
+        # Rank 0 decides, because it has the terminal and printing a loss takes a collective.
+        has_bar = bool(ranks.sum(torch.tensor(int(self.display.has_bar))))
+        monitor_prints = config is not None and config.enabled and "console" in config.sinks
+        self.prints_loss = not has_bar and not monitor_prints
+
+    def load_checkpoint(self, model: GPT) -> dict[str, Any]:
+        """Load the weights of `--resume` and return the checkpoint.
+
+        No random state is in it because none is used: batches follow from the step alone, and the
+        model has no dropout.
+        """
+        options = self.options
+        path = self.checkpoints.find(options.resume)
+        saved = read_checkpoint(path, options.shape, options.optimizer)
+        step = saved["step"]
+        if step >= options.steps:
+            raise BadInput(f"{path} is at step {step} already; give --steps a larger number")
+        model.load_state_dict(saved.pop("model"))
+        return saved
+
+    def train(self) -> int:
+        """Run the training loop; return the exit code."""
+        options, started = self.options, time.perf_counter()
+        code, outcome = 0, "done:"
+        try:
+            with self.display, Interruption(self.ranks) as interruption:
+                if options.eval_every and self.step == 0:
+                    self.evaluate()
+                while self.step < options.steps and not code:
+                    self.train_step()
+                    last = self.step == options.steps
+                    if not last and interruption.requested(self.step):
+                        code, outcome = INTERRUPTED, "interrupted after"
+                    if is_due(self.step, options.eval_every, last):
+                        self.evaluate()
+                    if is_due(self.step, options.save_every, last or code == INTERRUPTED):
+                        self.save_checkpoint()
+        except SystemExit as stopped:
+            if stopped.code != STOPPED:
+                raise
+            # Nothing is saved: the weights may be bad, and would replace older checkpoints.
+            code, outcome = STOPPED, f"{stopped};"
+        finally:
+            if self.monitor:
+                self.monitor.close()
+        self.display.line(f"{outcome} {self.summary(time.perf_counter() - started)}")
+        return code
+
+    def train_step(self) -> None:
+        """Take one optimizer step on the global batch."""
+        options, parallel, fault, monitor = self.options, self.parallel, self.fault, self.monitor
+        self.step = step = self.step + 1
+        tokens = self.ranks.share(options.tokens_per_step)
+        lr = learning_rate(step, options)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if options.inject and step == max(options.inject_at, self.first_step + 1):
+            self.display.line(fault.describe(), style="dim")
+
+        fault.before_data(step)
+        loss = parallel.forward_backward(self.micro_batches(step))
+        self.recent_losses.append(parallel.displayed_loss(loss))
+        fault.after_backward(step)
+        grad_norm = parallel.gradient_norm()
+        if monitor:
+            monitor.check(grad_norm=grad_norm)
+        parallel.clip_gradients(grad_norm, options.clip)
+        self.optimizer.step()
+        fault.after_step(step)
+        if monitor:
+            monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
+        self.optimizer.zero_grad()
+
+        self.display.advance(step, self.recent_losses[-1])
+        if self.prints_loss and (step % options.log_every == 0 or step == options.steps):
+            self.display.log(step, self.ranks.mean(self.recent_losses[-1]), lr)
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """Return this rank's part of a step's batch; the loss of the step is the mean over it."""
+        count = self.parallel.sizes.micro_batches
+        batches = []
+        for micro in range(count):
+            inputs, targets = self.batches.micro_batch(step, micro)
+            inputs, targets, factor = self.fault.change_batch(step, inputs, targets)
+            inputs, targets = inputs.to(self.device), targets.to(self.device)
+            batches.append(MicroBatch(inputs, targets, factor / count))
+        return batches
+
+    def evaluate(self) -> None:
+        """Compute the loss on a fixed part of the validation text, and report it."""
+        options = self.options
+        total = torch.zeros(2, device=self.device)
+        for inputs, targets, weight in self.batches.validation(self.corpus.validation):
+            loss = self.parallel.evaluate(inputs.to(self.device), targets.to(self.device))
+            if loss is not None:
+                total += torch.stack([loss, torch.ones_like(loss)]) * weight
+        summed, count = self.ranks.sum(total).tolist()
+        self.validation_loss = summed / count
+        self.display.line(f"step:{self.step}/{options.steps} val_loss:{self.validation_loss:.4f}")
+        if self.monitor:
+            epoch = self.step * options.tokens_per_step / len(self.corpus.train)
+            train_loss, val_loss = self.recent_loss(), self.validation_loss
+            self.monitor.evaluated(train_loss=train_loss, val_loss=val_loss, epoch=epoch)
+
+    def recent_loss(self) -> float | None:
+        """Return the mean training loss of the last steps; None before the first."""
+        if not self.recent_losses:
+            return None
+        return self.ranks.mean(torch.stack([*self.recent_losses]).mean())
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint that any parallelism on any number of ranks can resume from."""
+        weights, optimizer_state = self.parallel.full_state(self.optimizer)
+        if not self.ranks.is_main:
+            return
+        content = {
+            "model": weights,
+            "optimizer": optimizer_state,
+            "shape": asdict(self.options.shape),
+            "algorithm": self.options.optimizer,
+        }
+        if self.monitor:
+            content["monitor"] = self.monitor.state_dict()
+        self.checkpoints.save(self.step, content)
+
+    def summary(self, seconds: float) -> str:
+        """Return how the run went and where things are."""
+        parts = [f"{self.step}/{self.options.steps} steps", f"train_loss {self.recent_loss():.4f}"]
+        if self.validation_loss is not None:
+            parts.append(f"val_loss {self.validation_loss:.4f}")
+        parts.append(f"{seconds:.1f} s")
+        if self.run_dir:
+            parts.append(f"run folder {self.run_dir}")
+        if self.checkpoints.written:
+            parts.append(f"checkpoint {self.checkpoints.written[-1]}")
+        return ", ".join(parts)
 
 
-def micro_batches(setup: Setup, fault: Fault | None, step: int) -> list[MicroBatch]:
-    """This rank's part of the data of a step; the loss of the step is the mean over all of it."""
-    count, device = setup.division.micro_batches, setup.device
-    found = []
-    for micro in range(count):
-        inputs, targets = setup.batches.micro_batch(step, micro)
-        scale = 1.0
-        if fault:
-            inputs, targets, scale = fault.spoil_batch(step, inputs, targets)
-        found.append(MicroBatch(inputs.to(device), targets.to(device), scale / count))
-    return found
-
-
-def train(training: Training, display: Display) -> Outcome:
-    """The training loop. Evaluates and saves on the way and, whatever happens, at the end.
-
-    Only when a rule of the monitor ends it, nothing is saved unless that was asked for too: the
-    weights may be spoiled, and older checkpoints would make room for them.
-    """
-    setup, arrangement, optimizer = training.setup, training.arrangement, training.optimizer
-    fault, burden, monitor = training.fault, training.burden, training.monitor
-    options, ranks = setup.options, setup.ranks
-    tokens = ranks.share(options.batch_size * options.context)
-    monitor_prints = setup.monitor_plan is not None and setup.monitor_plan.prints_loss
-    # Decided by rank 0, which owns the terminal, because printing a loss takes a collective.
-    prints_loss = bool(ranks.total(torch.tensor(int(ranks.is_main and not display.has_bar))))
-    prints_loss = prints_loss and not monitor_prints
-    recent: deque[torch.Tensor] = deque(maxlen=RECENT)
-    validation_loss: float | None = None
-    code, reason = 0, "done:"
-
-    def evaluate(step: int) -> float:
-        return evaluate_and_tell(setup, arrangement, monitor, display, step, recent)
-
-    if options.eval_every and setup.first == 0:
-        evaluate(0)
-    try:
-        with Interruption(ranks) as interruption:
-            for step in range(setup.first + 1, options.steps + 1):
-                lr = learning_rate(
-                    step, options.steps, options.warmup, options.lr, options.schedule
-                )
-                set_learning_rate(optimizer, lr)
-                planted = fault or burden
-                if planted and step == max(planted.at, setup.first + 1):
-                    display.line(planted.describe(), style="dim")
-                if burden:
-                    burden.before_data(step)
-
-                loss = arrangement.gradients(micro_batches(setup, fault, step))
-                recent.append(arrangement.shown(loss))
-                if fault:
-                    fault.after_backward(step)
-                norm = arrangement.gradient_norm()
-                if monitor:
-                    monitor.check(grad_norm=norm)
-                arrangement.clip(norm, options.clip)
-                optimizer.step()
-                if fault:
-                    fault.after_step(step)
-                if monitor:
-                    monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
-                optimizer.zero_grad()
-
-                display.advance(step, recent[-1])
-                if prints_loss and (step % options.log_every == 0 or step == options.steps):
-                    display.log(step, ranks.mean(recent[-1]), lr)
-                stopping = step == options.steps or interruption.requested(step)
-                if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
-                    validation_loss = evaluate(step)
-                if options.save_every and (step % options.save_every == 0 or stopping):
-                    save(training, step)
-                if stopping:
-                    break
-        if step < options.steps:
-            code, reason = 130, "interrupted after"
-    except SystemExit as stopped:
-        if stopped.code != STOPPED:
-            raise
-        code, reason = STOPPED, f"{stopped};"
-    train_loss = ranks.mean(torch.stack([*recent]).mean())
-    return Outcome(step, train_loss, validation_loss, code, reason)
-
-
-def save(training: Training, step: int) -> None:
-    """Write a checkpoint; every rank calls it, because each has its piece of the state."""
-    monitor, setup = training.monitor, training.setup
-    state = monitor.state_dict() if monitor else None
-    gathered = gather_state(training.arrangement, training.optimizer)
-    if gathered is None:
-        return
-    content: dict[str, Any] = {
-        "model": gathered.weights,
-        "optimizer": gathered.optimizer,
-        "shape": asdict(setup.options.shape),
-        "algorithm": setup.options.optimizer,
-    }
-    if state is not None:
-        content["monitor"] = state
-    setup.saver.save(step, content)
-
-
-def summary(setup: Setup, outcome: Outcome, seconds: float) -> str:
-    """The last line of the run: how it went and where things are."""
-    steps = f"{outcome.step}/{setup.options.steps} steps"
-    parts = [f"{outcome.reason} {steps}"]
-    parts.append(f"train_loss {outcome.train_loss:.4f}")
-    if outcome.validation_loss is not None:
-        parts.append(f"val_loss {outcome.validation_loss:.4f}")
-    parts.append(f"{seconds:.1f} s")
-    if setup.monitor_plan:
-        parts.append(f"run folder {setup.monitor_plan.run_dir}")
-    if setup.saver.written:
-        parts.append(f"checkpoint {setup.saver.written[-1]}")
-    return ", ".join(parts)
-
-
-def conduct(training: Training, console: Console) -> int:
-    """Train with everything in place and say how it went; returns the exit code."""
-    setup, options = training.setup, training.setup.options
-    started = time.perf_counter()
-    display = Display(console, options.steps, setup.first, options.batch_size * options.context)
-    try:
-        with display:
-            outcome = train(training, display)
-    finally:
-        if training.monitor:
-            training.monitor.close()
-    display.line(summary(setup, outcome, time.perf_counter() - started))
-    if outcome.code:
-        setup.ranks.wait()
-    return outcome.code
+def is_due(step: int, every: int, last: bool) -> bool:
+    """Return whether to do now what is done `every` steps, 0 for never, and at the last."""
+    return every > 0 and (step % every == 0 or last)
 
 
 def run(arguments: list[str], ranks: Ranks) -> int:
-    """Everything between joining the other ranks and leaving them; returns the exit code."""
-    console = make_console(ranks.is_main)
-    setup, beginning = ranks.together(lambda: prepare(arguments, ranks))
-    options = setup.options
-    conditions = Conditions(
-        setup.division, ranks, setup.device, options.bf16, options.compile, options.kind_weight
-    )
-    arrangement = arrange(beginning.model, conditions)
-    try:
-        training = assemble(setup, beginning, arrangement, console)
-        del beginning  # a rank that holds a piece of the model does not keep the whole
-        return conduct(training, console)
-    finally:
-        arrangement.release()
+    """Train on ranks that have joined, and return the exit code."""
+    with ExitStack() as cleanup:
+        code = Trainer(arguments, ranks, cleanup).train()
+        if code:
+            ranks.gather(None)  # torchrun ends all ranks when the first exits with a code
+    return code
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the trainer; returns the exit code. Bad input found on any rank ends all with code 2."""
+    """Join the ranks, train and leave; return the exit code."""
     ranks = join_ranks()
     try:
         return run(sys.argv[1:] if arguments is None else arguments, ranks)
-    except BadInput as problem:
-        # Found by one rank alone while training, such as a full disk: torchrun ends the others.
-        ranks.complain(str(problem))
+    except BadInput as error:
+        # Found by one rank while training, such as a full disk: torchrun ends the others.
+        ranks.complain(error)
         return 2
     finally:
         ranks.leave()

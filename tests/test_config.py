@@ -15,7 +15,7 @@ from distmon.rules import BUILTIN, configure
 
 def test_defaults() -> None:
     config = load_config(environ={})
-    assert (config.interval, config.sample_size, config.topk) == (100, 1024, 5)
+    assert (config.interval, config.sample_size, config.topk) == (100, "auto", 5)
     assert config.ema_decay == 0.99
     assert config.sinks == ("console", "jsonl", "arrow")
 
@@ -57,7 +57,7 @@ def test_json_mapping_and_ready_made(tmp_path: Path) -> None:
         (
             {"sample_size": -5},
             'bad value -5 for "sample_size" in the distmon config: it must be a whole number of '
-            'at least 1, or "exact"',
+            'at least 1, "auto", "sampled" or "exact"',
         ),
         ({"sample_size": "all"}, "bad value 'all' for \"sample_size\""),
         ({"sinks": ["tensorbord"]}, "bad value 'tensorbord' for \"sinks.0\""),

@@ -1,4 +1,4 @@
-"""A datum flows in one direction, so a module imports only what is above it in the flow."""
+"""The rooms of the package are layers: each imports from the rooms above it and from itself."""
 
 from __future__ import annotations
 
@@ -8,61 +8,48 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import distmon
 
 PACKAGE = Path(distmon.__file__).parent
 
-# From first to last; a module may import those before it and those of its own name.
-FLOW = (
-    "errors",
-    "alert",
-    "redaction",
-    "metrics",
-    "config",
-    "actions",
-    "device_marks",
-    "native",
-    "layout",
-    "sampling",
-    "probe",
-    "reduce",
-    "catalogue",
-    "record",
-    "derive",
-    "localise",
-    "losses",
-    "evaluations",
-    "tasks",
-    "ownership",
-    "signals",
-    "budget",
-    "telemetry",
-    "flow",
-    "recording",
-    "observer",
-    "rules",
-    "run_folder",
-    "param_history",
-    "reading",
-    "replay",
-    "sinks",
-    "reporter",
-    "judging",
-    "monitor",
-    "silent",
-    "wiring",
-    "deepspeed",
-    "attaching",
-    "verify",
-    "cli",
+LAYERS = (
+    ("errors", "redaction", "metrics", "device"),
+    ("config",),
+    ("native",),
+    ("layout",),
+    ("sampling",),
+    ("probe",),
+    ("collect",),
+    ("reduce",),
+    ("record",),
+    ("rules",),
+    ("runs",),
+    ("sinks",),
+    ("runtime",),
+    ("monitor",),
+    ("attach",),
+    ("integrations",),
+    ("deepspeed",),  # the public name of integrations.deepspeed
+    ("replay", "verify"),
+    ("bench",),
+    ("cli",),
 )
+"""From top to bottom; rooms of one layer do not import each other."""
+LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 
 
-def _part(path: Path) -> str:
+def _room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def _modules() -> list[Path]:
+    return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+
+
 def _imports(path: Path) -> set[str]:
+    """The rooms that a module imports, also inside functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -77,20 +64,24 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-def test_every_part_has_its_place_in_the_flow() -> None:
-    parts = {_part(p) for p in PACKAGE.rglob("*.py")} - {"__init__"}
-    assert parts == set(FLOW)
+def test_every_room_has_its_layer() -> None:
+    assert {_room(path) for path in _modules()} == set(LAYER)
 
 
-def test_modules_import_only_what_is_above_them() -> None:
+def test_a_room_imports_only_from_layers_above_it() -> None:
     wrong = [
-        f"{path.relative_to(PACKAGE)} imports {name}"
-        for path in PACKAGE.rglob("*.py")
-        if _part(path) != "__init__"
-        for name in _imports(path)
-        if FLOW.index(name) > FLOW.index(_part(path))
+        f"{path.relative_to(PACKAGE)} imports {room}"
+        for path in _modules()
+        for room in _imports(path)
+        if room != _room(path) and LAYER[room] >= LAYER[_room(path)]
     ]
     assert wrong == []
+
+
+def test_the_flat_modules_are_the_foundation_and_the_top() -> None:
+    """A module that belongs to one room lies in it."""
+    flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert flat == {*LAYERS[0], "config", "monitor", "attach", "deepspeed"}
 
 
 def test_kernels_do_not_know_distmon() -> None:
@@ -110,11 +101,15 @@ def test_importing_distmon_loads_no_optional_package() -> None:
     assert output.stdout.strip() == "[]"
 
 
-def test_only_the_layout_knows_about_parallelism() -> None:
-    words = re.compile(
-        r"[Ff][Ss][Dd][Pp]|fully_shard|DTensor|ZeRO|\bzero[0123]\b|[Pp]lacement|StridedShard"
-    )
-    for path in PACKAGE.rglob("*.py"):
-        if _part(path) != "layout":
-            found = words.findall(path.read_text())
-            assert not found, f"{path.relative_to(PACKAGE)} speaks of {found}"
+PARALLELISMS = re.compile(
+    r"[Ff][Ss][Dd][Pp]|fully_shard|DTensor|ZeRO|\bzero[0123]\b|\b[Pp]lacement|StridedShard"
+    r"|\bDDP\b|\bddp\b|DistributedDataParallel"
+)
+
+
+@pytest.mark.parametrize("room", sorted(set(LAYER) - {"layout", "verify"}))
+def test_only_layout_and_verify_know_a_parallelism_by_name(room: str) -> None:
+    for path in _modules():
+        if _room(path) == room:
+            found = PARALLELISMS.findall(path.read_text())
+            assert not found, f"{path.relative_to(PACKAGE)} names {found}"

@@ -1,7 +1,7 @@
 """Composer's OptimizerMonitor: the norm of every gradient, logged by Composer's own logger.
 
-Composer's trainer would call it; here its public parts are put together without the trainer, so
-that it watches the same training step as all others.
+Composer's trainer would call it; here its public parts are used without the trainer, so that it
+observes the same training step as all others.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from torch import nn
 
-from distmon_benchmarks.contenders.contender import (
+from distmon.bench.contender import (
     Answer,
     Contender,
     Norms,
+    Observed,
     Session,
-    named_parameters,
+    trainable_parameters,
 )
 
 
 class CallbackSession(Session):
     """The callback, called where Composer's trainer ends a batch."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, observed: Observed) -> None:
         from composer.callbacks import OptimizerMonitor
         from composer.core import State
         from composer.devices import DeviceCPU, DeviceGPU
         from composer.loggers import InMemoryLogger, Logger
 
+        model = observed.model
         on_gpu = next(model.parameters()).is_cuda
-        self._names = [name for name, _ in named_parameters(model)]
+        self._names = [name for name, _ in trainable_parameters(model)]
         self._state: Any = State(
             model=model,
             rank_zero_seed=0,
             run_name="benchmark",
             device=DeviceGPU() if on_gpu else DeviceCPU(),
-            optimizers=optimizer,
+            optimizers=observed.optimizer,
         )
         self._memory: Any = InMemoryLogger()
         self._logger: Any = Logger(self._state, destinations=[self._memory])
@@ -59,7 +60,7 @@ COMPOSER: Final = Contender(
     name="composer",
     description="Composer's OptimizerMonitor in every step, into its in-memory logger",
     timing="directly",
-    begin=lambda watched: CallbackSession(watched.model, watched.optimizer),
+    begin=CallbackSession,
     finds=("grad",),
     in_growth=False,
     package="composer",

@@ -7,33 +7,33 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from distmon_benchmarks.contenders.contender import (
+from distmon.bench.contender import (
     Answer,
     Contender,
     Norms,
+    Observed,
     Session,
-    named_parameters,
+    trainable_parameters,
 )
 
 
 class HooksSession(Session):
-    """Hooks that are on the parameters in its own turns only."""
+    """Hooks that are on the parameters in its own steps only."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, observed: Observed) -> None:
+        self._model = observed.model
         self._handles: list[RemovableHandle] = []
         self._found: dict[str, float] = {}
         self._seconds = 0.0
 
-    def wake(self) -> None:
+    def enable(self) -> None:
         self._found = {}
         self._seconds = 0.0
         self._handles = [
             parameter.register_hook(self._reader(name))  # type: ignore[no-untyped-call]
-            for name, parameter in named_parameters(self._model)
+            for name, parameter in trainable_parameters(self._model)
         ]
 
     def _reader(self, name: str) -> Callable[[torch.Tensor], None]:
@@ -44,7 +44,7 @@ class HooksSession(Session):
 
         return read
 
-    def sleep(self) -> None:
+    def disable(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -54,7 +54,7 @@ class HooksSession(Session):
 
     def answer(self) -> Answer:
         return {
-            name: Norms(grad=self._found.get(name)) for name, _ in named_parameters(self._model)
+            name: Norms(grad=self._found.get(name)) for name, _ in trainable_parameters(self._model)
         }
 
 
@@ -62,7 +62,7 @@ NAIVE_HOOKS: Final = Contender(
     name="naive hooks",
     description="a hook on every parameter that reads its gradient's norm with .item()",
     timing="directly",
-    begin=lambda watched: HooksSession(watched.model),
+    begin=HooksSession,
     finds=("grad",),
     in_growth=False,
 )

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Final
 
 import torch
-from torch import nn
 
-from distmon_benchmarks.contenders.contender import (
+from distmon.bench.contender import (
     Answer,
     Contender,
     Norms,
+    Observed,
     Session,
-    named_parameters,
+    trainable_parameters,
 )
 
 
 class PerParameterSession(Session):
     """Four numbers of weight, gradient and update each, read back one by one and written."""
 
-    def __init__(self, model: nn.Module, folder: Path) -> None:
-        self._parameters = dict(named_parameters(model))
+    def __init__(self, observed: Observed) -> None:
+        self._parameters = dict(trainable_parameters(observed.model))
         self._before: list[torch.Tensor] = []
         self._metrics: dict[str, float] = {}
-        self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        self._file = (observed.folder / "metrics.jsonl").open("w", encoding="utf-8")
 
     def before_step(self) -> None:
         self._before = [p.detach().clone() for p in self._parameters.values()]
@@ -71,7 +70,7 @@ OLMO_STYLE: Final = Contender(
     name="olmo style",
     description="norm, min, max and mean of every weight, gradient and update, by .item()",
     timing="directly",
-    begin=lambda watched: PerParameterSession(watched.model, watched.folder),
+    begin=PerParameterSession,
     finds=("weight", "grad", "update"),
     in_growth=False,
 )

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from math import sqrt
-from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
 
-from distmon_benchmarks.contenders.contender import (
+from distmon.bench.contender import (
     Answer,
     Contender,
     Norms,
+    Observed,
     Session,
-    named_parameters,
+    trainable_parameters,
 )
 
 
 class HistogramSession(Session):
     """Two histograms per parameter."""
 
-    def __init__(self, model: nn.Module, folder: Path) -> None:
+    def __init__(self, observed: Observed) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._parameters = dict(named_parameters(model))
-        self._folder = folder / "tb"
+        self._parameters = dict(trainable_parameters(observed.model))
+        self._folder = observed.folder / "tb"
         self._writer: Any = SummaryWriter(str(self._folder))
         self._step = 0
 
@@ -56,7 +55,7 @@ class HistogramSession(Session):
         return len(self._written())
 
     def _written(self) -> dict[str, float | None]:
-        """What the files hold of the last observation: by tag, the norm of a histogram's values."""
+        """Return the norm of each histogram of the last observation in the files, by tag."""
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
         found: dict[str, float | None] = {}
@@ -72,7 +71,7 @@ TENSORBOARD: Final = Contender(
     name="tensorboard",
     description="SummaryWriter.add_histogram of every weight and gradient",
     timing="directly",
-    begin=lambda watched: HistogramSession(watched.model, watched.folder),
+    begin=HistogramSession,
     finds=("weight", "grad"),
     in_growth=False,
     package="tensorboard",

@@ -16,14 +16,14 @@ from typing import Any, Final
 from unittest import mock
 
 import torch
-from torch import nn
 
-from distmon_benchmarks.contenders.contender import (
+from distmon.bench.contender import (
     Answer,
     Contender,
     Norms,
+    Observed,
     Session,
-    named_parameters,
+    trainable_parameters,
 )
 
 PATIENCE_S = 60.0
@@ -31,24 +31,26 @@ PATIENCE_S = 60.0
 
 
 class WatchSession(Session):
-    """One offline run; the hooks are on the model in its own turns only."""
+    """One offline run; the hooks are on the model in its own steps only."""
 
-    def __init__(self, model: nn.Module, folder: Path) -> None:
+    def __init__(self, observed: Observed) -> None:
         import wandb
 
-        self._model = model
-        self._folder = folder
+        self._model = observed.model
+        self._folder = observed.folder
         with mock.patch.dict(os.environ, {"WANDB_SILENT": "true", "WANDB_MODE": "offline"}):
-            self._run = wandb.init(dir=folder, project="benchmark", mode="offline", reinit=True)
+            self._run = wandb.init(
+                dir=self._folder, project="benchmark", mode="offline", reinit=True
+            )
 
-    def wake(self) -> None:
-        # A number of its own for every call would give every turn new tags.
+    def enable(self) -> None:
+        # A number of its own for every call would give every step new tags.
         self._run.watch(self._model, log="all", log_freq=1, idx=0)
 
     def after_step(self, loss: torch.Tensor) -> None:
         self._run.log({"loss": loss.item()})  # sends the histograms too
 
-    def sleep(self) -> None:
+    def disable(self) -> None:
         self._run.unwatch(self._model)
 
     def detach(self) -> None:
@@ -58,14 +60,14 @@ class WatchSession(Session):
         last = self._written()
         return {
             name: _bounds(last[f"parameters/{name}"], last.get(f"gradients/{name}"))
-            for name, _ in named_parameters(self._model)
+            for name, _ in trainable_parameters(self._model)
         }
 
     def tags(self) -> int:
         return sum(not tag.startswith("_") for tag in self._written())
 
     def _written(self) -> dict[str, Any]:
-        """The last observation in wandb's file, by tag."""
+        """Return the last observation in wandb's file, by tag."""
         (path,) = self._folder.glob("wandb/offline-run-*/*.wandb")
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -88,7 +90,7 @@ class WatchSession(Session):
 
 
 def _bounds(weight: Any, grad: Any) -> Norms:
-    """A histogram says between which numbers the norm is: every value is inside of its bin."""
+    """Return the bounds of the norms: every value of a histogram lies inside of its bin."""
     weight_norm, weight_error = _norm_within(weight)
     if grad is None:
         return Norms(weight=weight_norm, weight_error=weight_error, certain=True)
@@ -103,7 +105,7 @@ def _bounds(weight: Any, grad: Any) -> Norms:
 
 
 def _norm_within(histogram: Any) -> tuple[float, float]:
-    """The middle of the range and half its width."""
+    """Return the middle of the possible range and half its width."""
     low = high = 0.0
     edges = zip(histogram["bins"], histogram["bins"][1:], strict=False)
     for count, (left, right) in zip(histogram["values"], edges, strict=True):
@@ -114,8 +116,11 @@ def _norm_within(histogram: Any) -> tuple[float, float]:
 
 
 def _messages(path: Path) -> Iterator[Any]:
-    """What is in wandb's file. It is a log of LevelDB: 7 bytes, then blocks of 32 KiB with pieces
-    of messages (checksum, length, kind); a message ends with a piece of kind 1 or 4."""
+    """Yield the messages of wandb's file.
+
+    It is a LevelDB log: 7 bytes, then blocks of 32 KiB with fragments of messages (checksum,
+    length, kind); a message ends with a fragment of kind 1 or 4.
+    """
     from wandb.proto import wandb_internal_pb2
 
     new_record: Any = wandb_internal_pb2.Record  # type: ignore[attr-defined]
@@ -140,7 +145,7 @@ WANDB_WATCH: Final = Contender(
     name="wandb.watch",
     description='wandb.watch(log="all", log_freq=1), offline, and wandb.log in every step',
     timing="whole step",
-    begin=lambda watched: WatchSession(watched.model, watched.folder),
+    begin=WatchSession,
     finds=("weight", "grad"),
     in_growth=False,
     package="wandb",

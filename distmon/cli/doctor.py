@@ -1,4 +1,4 @@
-"""`distmon doctor`: versions, devices, backends and extras, each with what follows from it."""
+"""`distmon doctor`: versions, devices, backends and extras, and what works with them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything; a look that fails becomes a line that says so."""
+    """Run all checks; a check that raises becomes a line with the error."""
     findings: list[Finding] = []
-    for look in (_versions, _devices, _triton, _native, _hardware, _mfu, _collectives, _extras):
-        findings += _guarded(look)
+    for check in (_versions, _devices, _triton, _native, _hardware, _mfu, _collectives, _extras):
+        findings += _guarded(check)
     return findings
 
 
 def print_findings(console: Console) -> None:
     """Print the table."""
     table = Table(title="distmon doctor", show_lines=False)
-    table.add_column("what")
+    table.add_column("component")
     table.add_column("")
     table.add_column("detail", overflow="fold")
     for finding in examine():
@@ -59,11 +59,11 @@ def print_findings(console: Console) -> None:
     console.print(table)
 
 
-def _guarded(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _guarded(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     try:
-        return [*look()]
+        return [*check()]
     except Exception as error:
-        name = look.__name__.strip("_")
+        name = check.__name__.strip("_")
         return [Finding(name, "fails", f"{type(error).__name__}: {error}")]
 
 
@@ -109,11 +109,11 @@ def _native() -> Iterator[Finding]:
         yield Finding("native module", "ok", f"chosen by `backend: auto` on CPU; {found.path}")
     else:
         verdict: Verdict = "absent" if found.path is None else "fails"
-        yield Finding("native module", verdict, f"{found.reason}; Python does its work meanwhile")
+        yield Finding("native module", verdict, f"{found.reason}; the torch backend is used")
 
 
 def _hardware() -> Iterator[Finding]:
-    from distmon.telemetry.hardware import describe_devices
+    from distmon.collect.telemetry.hardware import describe_devices
 
     for device in describe_devices():
         if device.problem is not None:
@@ -123,14 +123,14 @@ def _hardware() -> Iterator[Finding]:
         memory = f"{device.memory_bytes / 2**30:.0f} GiB"
         detail = f"{device.uuid}, driver {device.driver}, {memory}"
         if device.missing:
-            detail += f"; not given: {', '.join(device.missing)}"
+            detail += f"; not available: {', '.join(device.missing)}"
         yield Finding(device.name, "ok", detail)
 
 
 def _mfu() -> Iterator[Finding]:
-    """The peak of each kind of device here, or why MFU needs `mfu.peak_flops`."""
-    from distmon.telemetry.mfu.peaks import resolve_peak
-    from distmon.telemetry.mfu.unavailable import MfuUnavailableError
+    """Yield the peak FLOP/s of each device model, or why MFU needs `mfu.peak_flops`."""
+    from distmon.collect.telemetry.mfu.peaks import resolve_peak
+    from distmon.collect.telemetry.mfu.unavailable import MfuUnavailableError
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names: list[str | None] = [*{torch.cuda.get_device_name(index) for index in range(count)}]
@@ -143,7 +143,7 @@ def _mfu() -> Iterator[Finding]:
 
 def _collectives() -> Iterator[Finding]:
     if not dist.is_available():
-        yield Finding("torch.distributed", "absent", "this torch has none: one process only")
+        yield Finding("torch.distributed", "absent", "not in this build of torch: one process only")
         return
     have = [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
     yield Finding("torch.distributed", "ok", f"backends {', '.join(have)}")

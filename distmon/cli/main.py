@@ -13,7 +13,7 @@ from distmon.errors import DistmonError
 
 app = typer.Typer(
     name="distmon",
-    help="Watches distributed PyTorch training from the inside.",
+    help="Monitors distributed PyTorch training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 @app.command()
 def doctor() -> None:
-    """What works on this machine, what does not, and why."""
+    """Print which features work on this machine, which do not, and why."""
     from distmon.cli.doctor import print_findings
 
     print_findings(_console())
@@ -31,10 +31,10 @@ def doctor() -> None:
 @app.command()
 def rules(
     config: Annotated[
-        Path | None, typer.Option(help="Show the thresholds as this YAML or JSON file sets them.")
+        Path | None, typer.Option(help="Print the thresholds of this YAML or JSON config file.")
     ] = None,
 ) -> None:
-    """The table of rules with thresholds and advice."""
+    """Print the rules with thresholds and advice."""
     from distmon.cli.rules import print_rules
 
     print_rules(_console(), config)
@@ -45,10 +45,18 @@ def show(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     last: Annotated[int, typer.Option(min=1, help="How many records to list.")] = 10,
 ) -> None:
-    """Read a run folder back: its last records, its alerts, and whether every file is whole."""
+    """Print the last records and the alerts of a run folder, and which entries are damaged."""
     from distmon.cli.show import print_run
 
     print_run(_console(), run, last)
+
+
+@app.command()
+def metrics() -> None:
+    """Print every metric with its unit, reduction and meaning, as Markdown."""
+    from distmon.metrics import page
+
+    typer.echo(page(), nl=False)
 
 
 @app.command()
@@ -56,8 +64,8 @@ def verify(
     parallel: Annotated[
         str,
         typer.Option(
-            help="Configurations by name, comma-separated; globs are allowed: 'ddp*,pp'. "
-            "Default: all of them. --list shows the names."
+            help="Configurations by name, comma-separated; globs are allowed: 'tp*,pp'. "
+            "Default: all of them. --list prints the names."
         ),
     ] = "*",
     model: Annotated[
@@ -65,27 +73,33 @@ def verify(
         typer.Option(
             help="Your own model as module:factory, importable from here. factory() returns "
             "(model, batch) or (model, batch, loss); batch(step) is the global batch of a step, "
-            "loss(output, batch) a mean over its rows."
+            "loss(output, batch) a mean over its examples."
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="How many processes to start, at least 2.")] = 2,
-    steps: Annotated[int, typer.Option(help="How long to train; every 2nd is observed.")] = 6,
+    ranks: Annotated[int, typer.Option(help="Number of processes, at least 2.")] = 2,
+    steps: Annotated[int, typer.Option(help="Training steps; every 2nd is observed.")] = 6,
+    sample_size: Annotated[
+        str,
+        typer.Option(
+            help="What the monitor reads: sampled, auto (all gradients) or exact (all weights too)."
+        ),
+    ] = "sampled",
     show_list: Annotated[
-        bool, typer.Option("--list", help="List the configurations and stop.")
+        bool, typer.Option("--list", help="List the configurations and exit.")
     ] = False,
 ) -> None:
-    """Is the record the same however the model is distributed?
+    """Check that the monitor records the same statistics under every parallelism.
 
     Trains a small model (or yours) unsharded in one process and distributed over gloo processes on
-    this machine, from the same seed and data in float64, and compares every column that the monitor
-    finds with the truth. A configuration that cannot run on so many ranks is skipped. Exit code 1
-    when one is off, 2 for a mistake in the options.
+    this machine, from the same seed and data in float64, and compares every column of the records
+    with the unsharded reference. A configuration that cannot run on this number of ranks is
+    skipped. Exit code 1 when one is off, 2 for bad options.
     """
     from distmon.cli.verify import print_configurations, print_verification
 
     if show_list:
         print_configurations(_console())
-    elif not print_verification(_console(), parallel, model, ranks, steps):
+    elif not print_verification(_console(), parallel, model, ranks, steps, sample_size):
         raise typer.Exit(1)
 
 
@@ -101,41 +115,41 @@ def replay(
     rules: Annotated[
         Path | None,
         typer.Option(
-            help="YAML or JSON: a monitor config, or its `rules` alone; else the defaults."
+            help="YAML or JSON: a monitor config, or its `rules` alone. Default: built-in settings."
         ),
     ] = None,
     own_rules: Annotated[
-        bool, typer.Option("--own-rules", help="Each run folder with the rules it was run with.")
+        bool, typer.Option("--own-rules", help="Use the rule settings stored in each run folder.")
     ] = False,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="rule.threshold=a,b,c: how often would it fire with each? Repeatable."),
+        typer.Option(help="rule.threshold=a,b,c: count the alerts for each value. Repeatable."),
     ] = None,
     map_: Annotated[
         list[str] | None,
         typer.Option(
-            "--map", help="ours=theirs: a column of a log that is not ours, such as loss=my_loss."
+            "--map", help="metric=column: a column of another tool's log, such as loss=my_loss."
         ),
     ] = None,
     interval: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of a log that is not ours that make one observation."),
+        typer.Option(min=1, help="Steps per observation in another tool's log."),
     ] = None,
     fail_on: Annotated[
         str | None,
         typer.Option(
-            help="info, warning or critical: exit code 1 when an alert as bad or worse would have "
-            "fired."
+            help="info, warning or critical: exit code 1 if an alert of this severity or a higher "
+            "one would have been raised."
         ),
     ] = None,
     output: Annotated[
-        str, typer.Option("--format", help="What is printed: table or json.")
+        str, typer.Option("--format", help="Output format: table or json.")
     ] = "table",
 ) -> None:
-    """What would the rules have said of these recorded runs, and when?
+    """Evaluate rules on recorded runs and print the alerts that they would have raised.
 
-    Exit code 0 whether or not something fired; 1 when one of several runs could not be read; 2 for
-    a mistake, or when the only run could not be read.
+    Exit code 0 with or without alerts; 1 with --fail-on, or when one of several runs could not be
+    read; 2 for bad options, or when the only run could not be read.
     """
     from distmon.cli.replay import ReplayOptions, replay_runs
 
@@ -174,20 +188,20 @@ def bench(
     contenders: Annotated[
         str | None, typer.Option(help="Names, comma-separated. Default: all of them.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="How often each takes its turn, at least 2.")] = 7,
+    rounds: Annotated[int, typer.Option(help="How often each contender is timed, at least 2.")] = 7,
     limit: Annotated[
         float,
-        typer.Option(help="Seconds after which a slow contender takes no more turns, but 3."),
+        typer.Option(help="Seconds after which a slow contender stops, after 3 rounds."),
     ] = 15.0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results. Default: runs/bench-MODEL.")
     ] = None,
 ) -> None:
-    """What does watching cost on your own model, next to other ways to watch?
+    """Measure what monitoring costs on your own model, next to what plain torch offers.
 
-    Trains it here, while contenders take turns after real steps; each answer is checked first.
-    Prints a table and writes numbers, pictures and a page. Exit code 1 when an answer of distmon
-    was wrong, 2 for a mistake in the options.
+    Trains it here, while contenders take turns on real steps; the answer of each is checked. Prints
+    a table and writes results.csv, summary.md and a plot. Exit code 1 when an answer of distmon was
+    wrong, 2 for a mistake in the options.
     """
     from distmon.cli.bench import run_benchmark
 
@@ -196,13 +210,13 @@ def bench(
 
 
 def _console() -> Console:
-    """As wide as the terminal; wide enough for the tables when there is none."""
+    """Return a console as wide as the terminal; 140 columns when there is none."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
 
 def run() -> None:
-    """What the console script calls: a mistake is one sentence and exit code 2."""
+    """Run the console script; a DistmonError prints one sentence and exits with code 2."""
     try:
         app()
     except DistmonError as error:

@@ -1,4 +1,4 @@
-"""`distmon replay`: recorded runs through the rules, one run in detail or many in a table."""
+"""`distmon replay`: evaluate rules on recorded runs, print one in detail or many in a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from distmon.cli.replay_output import Judged, as_json, print_one, print_runs, print_sweep
+from distmon.cli.replay_output import ReplayedRun, as_json, print_one, print_runs, print_sweep
 from distmon.errors import ConfigError, DistmonError
 from distmon.replay import (
     Recording,
@@ -26,14 +26,14 @@ from distmon.replay import (
     run_sweep,
 )
 from distmon.replay.backtest import SEVERITIES, at_least
-from distmon.replay.settings import Settings, fixed_while_recording
+from distmon.replay.settings import Settings
 
 Choice = TypeVar("Choice", bound=str)
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What the command line says."""
+    """Options of the command line."""
 
     paths: Sequence[Path]
     rules: Path | None = None
@@ -46,18 +46,19 @@ class ReplayOptions:
 
 
 def replay_runs(console: Console, errors: Console, options: ReplayOptions) -> int:
-    """Judge everything, print it, and give the exit code.
+    """Replay all runs, print the results, and return the exit code.
 
-    A run that cannot be read is named on `errors` and left out; the only one is a `DistmonError`.
+    A run that cannot be read is reported on `errors` and skipped; if it is the only one, its
+    DistmonError is raised.
     """
     if options.rules is not None and options.own_rules:
-        raise ConfigError("--rules and --own-rules exclude each other")
+        raise ConfigError("--rules and --own-rules cannot be combined")
     fail_on = None if options.fail_on is None else _one_of(options.fail_on, SEVERITIES, "--fail-on")
     output = _one_of(options.output, ("table", "json"), "--format")
     settings = load_rules(options.rules) if options.rules is not None else {}
     activate(settings)
     sweeps = [parse_sweep(text, settings) for text in options.sweeps]
-    asked = parse_map(options.maps)
+    requested = parse_map(options.maps)
 
     problems: list[DistmonError] = []
     sources: list[Source] = []
@@ -66,9 +67,9 @@ def replay_runs(console: Console, errors: Console, options: ReplayOptions) -> in
             sources += find_sources(path)
         except DistmonError as error:
             problems.append(error)
-    if asked and sources and all(source.kind == "run folder" for source in sources):
-        raise ConfigError("--map is for logs of other tools, and there is none")
-    judged: list[Judged] = []
+    if requested and sources and all(source.kind == "run folder" for source in sources):
+        raise ConfigError("--map applies to logs of other tools, but all runs are run folders")
+    replayed: list[ReplayedRun] = []
     with _progress(errors) as progress:
         bar = progress.add_task("", total=len(sources))
         for done, source in enumerate(sources):
@@ -78,59 +79,59 @@ def replay_runs(console: Console, errors: Console, options: ReplayOptions) -> in
 
             progress.update(bar, description=str(source.path), completed=done)
             try:
-                for recording in read_source(source, asked, options.interval):
-                    judged.append(_judge(recording, settings, options.own_rules, sweeps, advance))
+                for recording in read_source(source, requested, options.interval):
+                    replayed.append(
+                        _replay(recording, settings, options.own_rules, sweeps, advance)
+                    )
             except DistmonError as error:
                 problems.append(error)
-    if len(problems) == 1 and not judged:
+    if len(problems) == 1 and not replayed:
         raise problems[0]
     if output == "json":
-        text = as_json(judged, sweeps, [str(problem) for problem in problems])
+        text = as_json(replayed, sweeps, [str(problem) for problem in problems])
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    elif judged:
-        _print(console, judged, sweeps, settings, alone=not problems)
+    elif replayed:
+        _print(console, replayed, sweeps, settings, alone=not problems)
     for problem in problems:
         errors.print(f"distmon: {problem}", markup=False, highlight=False, soft_wrap=True)
-    alarmed = fail_on is not None and any(at_least(each.alerts, fail_on) for each in judged)
+    alarmed = fail_on is not None and any(at_least(each.alerts, fail_on) for each in replayed)
     return 1 if problems or alarmed else 0
 
 
-def _judge(
+def _replay(
     recording: Recording,
     settings: Settings,
     own_rules: bool,
     sweeps: Sequence[Sweep],
     advance: Callable[[float], None],
-) -> Judged:
+) -> ReplayedRun:
     notes = [*recording.notes]
     if own_rules and recording.settings is None:
-        notes.append("it says nothing about its rules: distmon's defaults are used")
+        notes.append("it has no rule settings: the defaults are used")
     elif own_rules and recording.settings is not None:
         settings = recording.settings
     try:
         active = activate(settings)
     except ConfigError as error:
         raise ConfigError(f"{recording.name}: {error}") from None
-    if recording.settings is not None:
-        notes += filter(None, [fixed_while_recording(recording.settings, active)])
     replay = run_rules(recording.records, active, advance)
     points = tuple(tuple(run_sweep(recording.records, sweep, settings)) for sweep in sweeps)
-    return Judged.of(recording, replay, points, tuple(notes))
+    return ReplayedRun.of(recording, replay, points, tuple(notes))
 
 
 def _print(
     console: Console,
-    judged: Sequence[Judged],
+    replayed: Sequence[ReplayedRun],
     sweeps: Sequence[Sweep],
     settings: Settings,
     alone: bool,
 ) -> None:
-    if len(judged) == 1 and alone and not sweeps:
-        print_one(console, judged[0])
+    if len(replayed) == 1 and alone and not sweeps:
+        print_one(console, replayed[0])
         return
-    print_runs(console, judged)
+    print_runs(console, replayed)
     for i, sweep in enumerate(sweeps):
-        print_sweep(console, sweep, [(each, each.sweeps[i]) for each in judged], settings)
+        print_sweep(console, sweep, [(each, each.sweeps[i]) for each in replayed], settings)
 
 
 def _one_of(value: str, choices: Sequence[Choice], option: str) -> Choice:
@@ -141,7 +142,7 @@ def _one_of(value: str, choices: Sequence[Choice], option: str) -> Choice:
 
 
 def _progress(errors: Console) -> Progress:
-    """On a terminal only: a log file is not to be filled with bars."""
+    """Return a progress bar that is disabled unless stderr is a terminal."""
     return Progress(
         BarColumn(),
         TextColumn("{task.description}", markup=False),

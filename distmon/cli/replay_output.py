@@ -1,4 +1,4 @@
-"""How replayed runs look: tables for people, JSON for programs."""
+"""Output of `distmon replay`: tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from distmon.alert import Alert, Severity
+from distmon.cli.severity_colors import SEVERITY_COLORS
 from distmon.replay import Failure, Recording, Replay, Sweep, SweepPoint
 from distmon.replay.settings import Settings
 from distmon.replay.sweep import current_value
+from distmon.rules.alert import Alert, Severity
 from distmon.rules.base import name_some
-from distmon.run_folder import strict_json
+from distmon.runs.run_folder import strict_json
 
-_COLOURS: Final = {"info": "cyan", "warning": "yellow", "critical": "red"}
 _MOST_COLUMNS: Final = 6
-"""Runs that get a column of their own in the table of a sweep."""
+"""Maximum number of runs with their own column in the table of a sweep."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What is kept of one run: no records, so that many runs fit into memory."""
+class ReplayedRun:
+    """The results of one run, without its records so that many runs fit into memory."""
 
     name: str
     kind: str
@@ -36,7 +36,7 @@ class Judged:
     alerts: tuple[Alert, ...]
     severities: dict[Severity, int]
     rules: dict[str, tuple[int, float, int]]
-    """By rule that fired: alerts, share of observations, first step."""
+    """Alerts, share of observations and first step of each rule that fired."""
     alarm_share: float
     first_alarm: int | None
     failures: tuple[Failure, ...]
@@ -52,8 +52,8 @@ class Judged:
         replay: Replay,
         sweeps: tuple[tuple[SweepPoint, ...], ...],
         notes: tuple[str, ...],
-    ) -> Judged:
-        """Take what is shown."""
+    ) -> ReplayedRun:
+        """Summarize a replay."""
         steps = [record.step for record in replay.records]
         return cls(
             name=recording.name,
@@ -76,8 +76,8 @@ class Judged:
         )
 
 
-def print_one(console: Console, run: Judged) -> None:
-    """Everything about one run."""
+def print_one(console: Console, run: ReplayedRun) -> None:
+    """Print all results of one run."""
     span = f", steps {run.first_step} to {run.last_step}" if run.observations else ""
     console.print(f"{escape(run.name)}: {run.kind}, {run.observations} observations{span}")
     if run.alerts:
@@ -89,23 +89,23 @@ def print_one(console: Console, run: Judged) -> None:
             highlight=False,
         )
     else:
-        console.print("nothing would have fired", style="green")
+        console.print("no rule would have fired", style="green")
     if run.idle:
         names = ", ".join(run.idle)
-        console.print(f"rules with nothing to judge in this recording: {names}", highlight=False)
+        console.print(f"rules without data in this recording: {names}", highlight=False)
     _print_remarks(console, run)
 
 
-def short_names(runs: Sequence[Judged]) -> tuple[str, list[str]]:
-    """The folder that all runs are in, and their names from there: full paths fill a table."""
+def short_names(runs: Sequence[ReplayedRun]) -> tuple[str, list[str]]:
+    """Return the common folder of all runs, and their names relative to it."""
     parts = [run.name.split("/") for run in runs]
     levels = zip(*(each[:-1] for each in parts), strict=False)
     shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
     return "/".join(shared), ["/".join(each[len(shared) :]) for each in parts]
 
 
-def print_runs(console: Console, runs: Sequence[Judged]) -> None:
-    """One row per run, and all of them together."""
+def print_runs(console: Console, runs: Sequence[ReplayedRun]) -> None:
+    """Print one row per run, and a footer with the totals."""
     folder, names = short_names(runs)
     title = f"runs in {escape(folder)}" if folder else None
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, show_footer=len(runs) > 1)
@@ -141,10 +141,10 @@ def print_runs(console: Console, runs: Sequence[Judged]) -> None:
 def print_sweep(
     console: Console,
     sweep: Sweep,
-    points: Sequence[tuple[Judged, Sequence[SweepPoint]]],
+    points: Sequence[tuple[ReplayedRun, Sequence[SweepPoint]]],
     settings: Settings,
 ) -> None:
-    """One row per value: alarms and the step of the first one, by run and in all."""
+    """Print one row per value: alerts and the step of the first one, by run and in total."""
     table = Table(title=f"alerts of {sweep.rule} (first step)", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(sweep.key, justify="right")
     shown = points if len(points) <= _MOST_COLUMNS else []
@@ -167,14 +167,14 @@ def print_sweep(
     console.print(table)
 
 
-def as_json(runs: Sequence[Judged], sweeps: Sequence[Sweep], unreadable: Sequence[str]) -> str:
-    """Everything, for programs."""
+def as_json(runs: Sequence[ReplayedRun], sweeps: Sequence[Sweep], unreadable: Sequence[str]) -> str:
+    """Return all results as JSON."""
     return strict_json(
         {"runs": [_entry(run, sweeps) for run in runs], "unreadable": list(unreadable)}, indent=2
     )
 
 
-def _entry(run: Judged, sweeps: Sequence[Sweep]) -> dict[str, Any]:
+def _entry(run: ReplayedRun, sweeps: Sequence[Sweep]) -> dict[str, Any]:
     return {
         "name": run.name,
         "kind": run.kind,
@@ -209,7 +209,7 @@ def _alerts(alerts: Sequence[Alert]) -> Table:
     for alert in alerts:
         table.add_row(
             str(alert.step),
-            f"[{_COLOURS[alert.severity]}]{alert.severity}[/]",
+            f"[{SEVERITY_COLORS[alert.severity]}]{alert.severity}[/]",
             alert.rule,
             escape(_where(alert)),
             escape(alert.message),
@@ -224,7 +224,7 @@ def _where(alert: Alert) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _rules(run: Judged) -> Table:
+def _rules(run: ReplayedRun) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rule")
     for heading in ("alerts", "share of observations", "first step"):
@@ -234,10 +234,10 @@ def _rules(run: Judged) -> Table:
     return table
 
 
-def _print_remarks(console: Console, run: Judged) -> None:
+def _print_remarks(console: Console, run: ReplayedRun) -> None:
     for failure in run.failures:
         console.print(
-            f"[red]rule {failure.rule} could not judge {failure.count} of {run.observations} "
+            f"[red]rule {failure.rule} failed on {failure.count} of {run.observations} "
             f"observations, first at step {failure.step}: {escape(failure.error)}[/]",
             highlight=False,
         )

@@ -1,4 +1,4 @@
-"""`distmon rules`: what is watched for, with thresholds and advice."""
+"""`distmon rules`: print all rules with thresholds and advice."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from distmon.cli.severity_colors import SEVERITY_COLORS
 from distmon.config import load_config
 from distmon.rules import BUILTIN, configure, with_users_rules
 
-_COLOURS = {"info": "cyan", "warning": "yellow", "critical": "red"}
-
 
 def print_rules(console: Console, config: Path | None) -> None:
-    """Print every rule as `config` (or the default) sets it; switched-off ones say so."""
+    """Print every rule with the settings of `config` or the defaults; disabled ones as off."""
     settings = load_config(config).rules
     rules = with_users_rules(BUILTIN, settings)
     active = {a.rule.name: a for a in configure(rules, settings)}
@@ -31,7 +30,7 @@ def print_rules(console: Console, config: Path | None) -> None:
         advice = rule.advice
         table.add_row(
             rule.name,
-            f"[{_COLOURS[severity]}]{severity}[/]",
+            f"[{SEVERITY_COLORS[severity]}]{severity}[/]",
             rule.summary,
             "\n".join(f"{name}: {value:g}" for name, value in setting.limits.items()),
             str(setting.patience),
@@ -40,6 +39,6 @@ def print_rules(console: Console, config: Path | None) -> None:
         )
     console.print(table)
     console.print(
-        "patience and cooldown are counted in observations that the rule can judge, for each "
-        "parameter, layer or task alone; reminders come after 1, 2, 4 and 8 cooldowns"
+        "patience and cooldown are counted in observations that have the rule's data, separately "
+        "for each parameter, layer or task; alerts repeat after 1, 2, 4 and 8 cooldowns"
     )

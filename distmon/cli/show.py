@@ -1,4 +1,4 @@
-"""`distmon show RUN`: a run folder read back, in one screen."""
+"""`distmon show RUN`: print a summary of a run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from distmon.reading import Run, read_run
+from distmon.runs.reader import Run, read_run
+from distmon.sinks.console import opening_line
 
 _COLUMNS = {
     "loss": "train/step_loss",
@@ -24,7 +25,7 @@ _COLUMNS = {
 
 
 def print_run(console: Console, path: Path, last: int) -> None:
-    """Print the records, the alerts and what could not be read."""
+    """Print the last records, the alerts, and the parts that could not be read."""
     run = read_run(path)
     table = Table(title=str(path))
     table.add_column("step", justify="right")
@@ -35,6 +36,10 @@ def print_run(console: Console, path: Path, last: int) -> None:
         table.add_row(str(record["step"]), *values)
     console.print(table)
     console.print(_content(run))
+    if reading := run.info.get("reading"):
+        interval = int(run.info["config"].get("interval", 0))
+        line = opening_line(reading, len(run.info["parameters"]), interval)
+        console.print(escape(line.removeprefix("distmon: ")))
     for alert in run.alerts:
         console.print(
             f"[bold]{alert['severity']}[/] {alert['rule']} at step {alert['step']}: "
@@ -51,7 +56,7 @@ def _content(run: Run) -> str:
         f"{len(run.records)} records, {run.params.num_rows} parameter rows of "
         f"{len(run.info['parameters'])} parameters, {len(run.alerts)} alerts, "
         f"{len(attempts)} attempts, {ranks} ranks in the last; "
-        + ("every file is whole" if not run.problems else "some entries could not be read:")
+        + ("all files are intact" if not run.problems else "some entries could not be read:")
     )
 
 

@@ -1,6 +1,8 @@
-"""`distmon verify`: the model distributed in every way, held against itself unsharded."""
+"""`distmon verify`: compare records under every parallelism with those of the unsharded model."""
 
 from __future__ import annotations
+
+from typing import cast
 
 from rich import box
 from rich.console import Console
@@ -10,21 +12,28 @@ from rich.table import Table
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.errors import ConfigError
-from distmon.layout.arrangements import ARRANGEMENTS, select
-from distmon.reduce import SLOT_SIZE
+from distmon.reduce.rank_slots import SLOT_SIZE
+from distmon.sampling.reading import SampleSize
 from distmon.verify import Difference, Verdict, verify
 from distmon.verify.columns import KINDS
-from distmon.verify.runs import INTERVAL
+from distmon.verify.parallelisms import PARALLELISMS, select
+from distmon.verify.verification import INTERVAL
+
+SAMPLE_SIZES = ("auto", "sampled", "exact")
 
 
 def print_verification(
-    console: Console, parallel: str, model: str | None, ranks: int, steps: int
+    console: Console, parallel: str, model: str | None, ranks: int, steps: int, sample_size: str
 ) -> bool:
-    """Run, print the tables, and say whether every configuration was right."""
+    """Run, print the tables, and return whether no configuration is off or failed."""
     if ranks < 2:
         raise ConfigError(f"--ranks must be at least 2, not {ranks}")
     if steps < INTERVAL:
         raise ConfigError(f"--steps must be at least {INTERVAL}, not {steps}")
+    if sample_size not in SAMPLE_SIZES:
+        raise ConfigError(
+            f'--sample-size must be one of {", ".join(SAMPLE_SIZES)}, not "{sample_size}"'
+        )
     chosen = select(parallel)
     verdicts: list[Verdict] = []
     columns = (
@@ -36,7 +45,12 @@ def print_verification(
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("starting", total=len(chosen))
         for verdict in verify(
-            chosen, model, ranks, steps, lambda name: progress.update(bar, description=name)
+            chosen,
+            model,
+            ranks,
+            steps,
+            cast(SampleSize, sample_size),
+            lambda name: progress.update(bar, description=name),
         ):
             verdicts.append(verdict)
             progress.advance(bar)
@@ -45,7 +59,7 @@ def print_verification(
     _print_skipped(console, verdicts)
     for verdict in verdicts:
         _print_details(console, verdict)
-    off = [v.arrangement.name for v in verdicts if not v.ok]
+    off = [v.parallelism.name for v in verdicts if not v.ok]
     skipped = sum(bool(v.skipped) for v in verdicts)
     right = len(verdicts) - len(off) - skipped
     console.print(
@@ -57,13 +71,13 @@ def print_verification(
 
 
 def print_configurations(console: Console) -> None:
-    """Every name that `--parallel` knows, with what it is."""
-    table = Table("configuration", "what it is", "ranks", title="distmon verify")
-    for arrangement in ARRANGEMENTS.values():
-        need = f"{arrangement.at_least}+" if arrangement.at_least > 1 else "1"
-        if arrangement.multiple_of > 1:
-            need += f", multiple of {arrangement.multiple_of}"
-        table.add_row(arrangement.name, arrangement.summary, need)
+    """Print every name that `--parallel` accepts, with a description."""
+    table = Table("configuration", "description", "ranks", title="distmon verify")
+    for parallelism in PARALLELISMS.values():
+        need = f"{parallelism.min_ranks}+" if parallelism.min_ranks > 1 else "1"
+        if parallelism.rank_multiple > 1:
+            need += f", multiple of {parallelism.rank_multiple}"
+        table.add_row(parallelism.name, parallelism.summary, need)
     console.print(table)
 
 
@@ -83,7 +97,7 @@ def _summary(verdicts: list[Verdict], ranks: int, steps: int, model: str | None)
     table.add_column("bytes", justify="right")
     table.add_column("", no_wrap=True)
     for verdict in verdicts:
-        table.add_row(verdict.arrangement.name, *_cells(verdict))
+        table.add_row(verdict.parallelism.name, *_cells(verdict))
     return table
 
 
@@ -113,19 +127,18 @@ def _size(difference: Difference | None) -> str:
 def _legend(verdicts: list[Verdict], ranks: int) -> str:
     compared = [v.comparison for v in verdicts if v.comparison is not None]
     lines = [
-        "A number is the worst relative difference of any column of that kind, over all parameters "
-        "and observations.",
-        "read per rank: sampled elements; copies: those of all ranks together over those of one "
-        f"sample of all parameters{f' ({compared[0].sample})' if compared else ''}.",
-        f"bytes: for each parameter {len(SUM_COLUMNS)} sums x 8 + {BINS} bins x 8 + "
-        f"{len(MAX_COLUMNS)} maxima x 4, for each of {ranks} ranks {SLOT_SIZE} x 8, for each loss "
-        "2 x 8;",
-        "of a gradient that the ranks still have to add, also each sampled element x 8.",
+        "Each number is the largest relative difference of any column of that kind, over all "
+        "parameters and observations.",
+        "read per rank: sampled elements; copies: elements read by all ranks, divided by the size "
+        f"of the sample of all parameters{f' ({compared[0].sample})' if compared else ''}.",
+        f"bytes: {len(SUM_COLUMNS)} sums x 8 + {BINS} bins x 8 + {len(MAX_COLUMNS)} maxima x 4 per "
+        f"parameter, {SLOT_SIZE} x 8 per rank ({ranks} ranks), 2 x 8 per loss,",
+        "and 8 per sampled element of a partial gradient.",
     ]
     noise = sorted({name for c in compared for name in c.not_compared})
     if noise:
         lines.append(
-            "gradient and update not compared, because the gradient is zero but for rounding: "
+            "gradient and update not compared, because the gradient is zero except for rounding: "
             + ", ".join(noise)
         )
     return "\n".join(lines)
@@ -135,15 +148,15 @@ def _print_skipped(console: Console, verdicts: list[Verdict]) -> None:
     by_reason: dict[str, list[str]] = {}
     for verdict in verdicts:
         if verdict.skipped:
-            by_reason.setdefault(verdict.skipped, []).append(verdict.arrangement.name)
+            by_reason.setdefault(verdict.skipped, []).append(verdict.parallelism.name)
     for reason, names in by_reason.items():
         text = f"[yellow]skipped[/] {', '.join(names)}: {escape(reason)}"
         console.print(text, highlight=False)
 
 
 def _print_details(console: Console, verdict: Verdict) -> None:
-    """Why a configuration failed or is off."""
-    name = verdict.arrangement.name
+    """Print why a configuration failed or is off."""
+    name = verdict.parallelism.name
     if verdict.error:
         console.print(f"[red]{name} failed[/]: {escape(verdict.error)}", highlight=False)
     if verdict.comparison is None or verdict.comparison.ok:
@@ -152,7 +165,7 @@ def _print_details(console: Console, verdict: Verdict) -> None:
         console.print(f"[red]{name}[/]: {escape(problem)}", highlight=False)
     if not verdict.comparison.off:
         return
-    table = Table(title=f"{name}: what is off")
+    table = Table(title=f"{name}: columns beyond their limit")
     table.add_column("column", no_wrap=True)
     for heading in ("difference", "limit", "expected", "found", "step"):
         table.add_column(heading, justify="right")

@@ -1,8 +1,13 @@
-"""Who holds which piece of which parameter. The only part that knows about parallelism."""
+"""Which rank holds which shard of which parameter. Only this package knows about parallelism."""
 
 from distmon.layout.activations import local_part
 from distmon.layout.capture import capture
-from distmon.layout.modules import NamedModule, class_of, named_modules
+from distmon.layout.modules import (
+    NamedModule,
+    class_of,
+    named_modules,
+    parameters_reduced_during_backward,
+)
 from distmon.layout.shard import Everything, Region, Shard, absent_shard
 
 __all__ = [
@@ -15,4 +20,5 @@ __all__ = [
     "class_of",
     "local_part",
     "named_modules",
+    "parameters_reduced_during_backward",
 ]

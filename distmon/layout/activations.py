@@ -1,4 +1,4 @@
-"""Gradients of activations that lie on several ranks."""
+"""Gradients of activations that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def local_part(gradient: torch.Tensor) -> tuple[torch.Tensor, int] | None:
-    """This rank's part of the gradient of an activation, and how many ranks hold the same part.
+    """Return the local tensor of an activation's gradient and the number of ranks that hold it.
 
-    None when the ranks still have to add their parts: that would take a collective.
+    Return None for a partial gradient: adding it over ranks would take a collective.
     """
     if not torch.distributed.is_available():
         return gradient, 1

@@ -1,7 +1,7 @@
 """DTensors: FSDP2, HSDP, tensor parallelism, and both at once.
 
-A rank holds a block of the parameter. Which one is computed from mesh and placements; how often a
-block is replicated is not asked here, because counting elements over ranks tells it.
+A rank holds a block of the parameter, computed from its mesh and placements. The number of replicas
+is not computed here: the reduction counts elements over all ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from distmon.errors import LayoutError
 from distmon.layout.shard import Region, Shard, region_of_box
 
 
-def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> Shard:
-    """The shard of a parameter that is a DTensor.
+def shard_of(name: str, parameter: Any, gradient_is_reduced: bool) -> Shard | None:
+    """Return the shard of a parameter that is a DTensor."""
+    if not isinstance(parameter.data, DTensor):
+        return None
+    return dtensor_shard(name, parameter, gradient_is_reduced)
 
-    `gradient_is_reduced`: its wrapper adds up gradients over ranks before the optimizer sees them.
-    Otherwise a parameter that is replicated over a mesh dimension may end its backward with a
-    gradient that is still one addend per rank, as norms do under sequence parallelism.
+
+def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> Shard:
+    """Return the shard of a parameter that is a DTensor.
+
+    `gradient_is_reduced`: a wrapper reduces the gradient before the optimizer step. Otherwise a
+    parameter that is replicated over a mesh dimension may end its backward with a partial gradient
+    on every rank, as norm layers do under sequence parallelism.
     """
     expected = tuple(parameter.placements)
     finished = parameter._spec
@@ -34,24 +41,23 @@ def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> S
         if gradient is None:
             return None
         if gradient._spec is not finished:
-            if not _is_same_up_to_sums(gradient.placements, expected):
+            if not _is_same_after_reduction(gradient.placements, expected):
                 return None
             if not any(p.is_partial() for p in gradient.placements):
                 finished = gradient._spec
-        return _settled(gradient)
+        return _waited(gradient)
 
     def grad_is_unreadable() -> bool:
         gradient: Any = parameter.grad
-        return gradient is not None and not _is_same_up_to_sums(gradient.placements, expected)
+        return gradient is not None and not _is_same_after_reduction(gradient.placements, expected)
 
-    def addends() -> int:
+    def partial_count() -> int:
         gradient: Any = parameter.grad
         if gradient is None or gradient._spec is finished:
             return 1
         sizes = gradient.device_mesh.shape
         count = 1
         for size, placement in zip(sizes, gradient.placements, strict=True):
-            # An average is a sum of addends that were not divided yet.
             count *= size if placement.is_partial("sum") else 1
         return count
 
@@ -70,22 +76,22 @@ def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> S
         grad_is_unreadable=grad_is_unreadable,
         parameters=(parameter,),
         paths=("_local_tensor", "grad._local_tensor") if gradient_is_reduced else None,
-        spread=_spread(parameter),
-        may_be_addend=replicated and not gradient_is_reduced,
-        addends=addends,
+        sharding=_sharding(parameter),
+        may_be_partial=replicated and not gradient_is_reduced,
+        partial_count=partial_count,
     )
 
 
-def _is_same_up_to_sums(found: Any, expected: tuple[Any, ...]) -> bool:
-    """Whether a gradient lies on the ranks as its parameter does, once its addends are added."""
+def _is_same_after_reduction(found: Any, expected: tuple[Any, ...]) -> bool:
+    """Return whether a gradient, once summed over ranks, has the placements of its parameter."""
     return len(found) == len(expected) and all(
         f == e or (f.is_partial("sum") and isinstance(e, Replicate))
         for f, e in zip(found, expected, strict=True)
     )
 
 
-def _settled(gradient: DTensor) -> torch.Tensor:
-    """The local tensor; a collective on it that still runs in the background is waited for."""
+def _waited(gradient: DTensor) -> torch.Tensor:
+    """Return the local tensor, after waiting for an asynchronous collective that fills it."""
     local = gradient._local_tensor
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
@@ -98,15 +104,15 @@ def _region(name: str, parameter: DTensor) -> Region:
     local = tuple(parameter._local_tensor.shape)
     if parameter._local_tensor.numel() and local != tuple(size):
         raise LayoutError(
-            f"parameter {name} of shape {shape} is placed as {parameter.placements}, which should "
-            f"leave {tuple(size)} here, but {local} is; this arrangement cannot be observed"
+            f"parameter {name} of shape {shape} with placements {parameter.placements} should have "
+            f"the local shape {tuple(size)}, but has {local}; distmon cannot observe this layout"
         )
     if not parameter._local_tensor.numel():
         size, offset = (0,) * len(shape), (0,) * len(shape)
     return region_of_box(shape, tuple(offset), tuple(size))
 
 
-def _spread(parameter: DTensor) -> str:
+def _sharding(parameter: DTensor) -> str:
     mesh = parameter.device_mesh
     names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     over = [

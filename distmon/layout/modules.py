@@ -1,4 +1,4 @@
-"""The modules of a model under clean names, without what wrappers put in between."""
+"""The modules of a model under clean names, without the name parts that wrappers insert."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from distmon.layout.capture import unwrap
 from distmon.layout.names import clean_name
@@ -13,25 +14,25 @@ from distmon.layout.names import clean_name
 
 @dataclass(frozen=True)
 class NamedModule:
-    """One module as the user sees it, however many wrappers it has."""
+    """One module of the user's model, with or without wrappers."""
 
     name: str
-    """In the whole model."""
+    """Name in the whole model."""
     called: nn.Module
-    """The outermost wrapper, or the module itself."""
+    """The outermost wrapper, which the forward pass calls, or the module itself."""
     written: nn.Module
-    """What the user wrote."""
+    """The user's module, inside all wrappers."""
     holder: nn.Module | None
-    """The module that it is a child of, without wrappers."""
+    """The parent module, without wrappers."""
 
 
 def named_modules(
     model: nn.Module | Sequence[nn.Module], rename: Callable[[str], str] = str
 ) -> list[NamedModule]:
-    """All modules in layer order, the model itself left out, shared ones once.
+    """Return all modules in layer order, without the model itself, shared modules once.
 
-    `rename` is that of `capture`: it turns the name of a parameter into the one in the whole model,
-    and a module takes its name from a parameter of its own.
+    `rename` maps the name of a parameter to its name in the whole model, as in `capture`; the name
+    of a module is derived from one of its parameters.
     """
     found: dict[str, NamedModule] = {}
     for each in [model] if isinstance(model, nn.Module) else model:
@@ -49,7 +50,7 @@ def named_modules(
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
-    """The class that the user wrote: some wrappers make a class of their own out of it."""
+    """Return the user's class of a module; `fully_shard` puts a generated class before it."""
     return next(
         each for each in type(module).__mro__ if not each.__module__.startswith("torch.distributed")
     )
@@ -62,3 +63,14 @@ def _renamed(name: str, module: nn.Module, rename: Callable[[str], str]) -> str:
         if whole.endswith(suffix):
             return whole.removesuffix(suffix)
     return rename(name)
+
+
+def parameters_reduced_during_backward(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters whose gradients are reduced while the backward pass runs, with one wait
+    for all of them at its end.
+
+    That is so under DistributedDataParallel. Where parameters are sharded too, ranks also wait in
+    between, and the two cannot be separated.
+    """
+    inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    return [*inner.parameters()] if isinstance(inner, DistributedDataParallel) else []

@@ -1,4 +1,4 @@
-"""Clean parameter names: what the user called it, without what wrappers put in between."""
+"""Clean parameter names: the user's names, without the parts that wrappers insert."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ _WRAPPER_PARTS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wr
 
 
 def clean_name(name: str) -> str:
-    """Drop the parts that torch.compile, FSDP and activation checkpointing insert.
+    """Return the name without the parts that torch.compile, FSDP and checkpointing insert.
 
-    The `module.` of DDP is not dropped here: a user's own submodule may bear that name, so
-    `capture` unwraps DDP by its type.
+    The `module.` of DDP is kept: a user's own submodule may have that name, so `capture` unwraps
+    DDP by its type.
     """
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)

@@ -1,4 +1,4 @@
-"""A shard: the piece of one parameter that this rank holds, and where it lies in the whole."""
+"""A shard: the elements of one parameter that this rank holds, and their global indices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 Indices = NDArray[np.int64]
 
@@ -18,20 +19,27 @@ class Region(Protocol):
     """Maps flat indices of the unsharded parameter to flat offsets in the local tensor."""
 
     def local(self, indices: Indices) -> Indices:
-        """The offset of each global index in the local tensor, -1 where it is not held here."""
+        """Return the local offset of each global index, -1 where this rank does not hold it."""
+        ...
+
+    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
+        """Where anything of the global range `starts` to `stops` (not included) may be here."""
         ...
 
     def key(self) -> str:
-        """Equal on two ranks exactly when they hold the same elements."""
+        """Return a string that is equal on two ranks exactly when they hold the same elements."""
         ...
 
 
 @dataclass(frozen=True)
 class Everything:
-    """The whole parameter is here."""
+    """The whole parameter is on this rank."""
 
     def local(self, indices: Indices) -> Indices:
         return indices
+
+    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
+        return stops > starts
 
     def key(self) -> str:
         return "all"
@@ -39,7 +47,7 @@ class Everything:
 
 @dataclass(frozen=True)
 class FlatRange:
-    """The elements `start` to `stop` (not included) of the flattened parameter."""
+    """The elements `start` to `stop` (exclusive) of the flattened parameter."""
 
     start: int
     stop: int
@@ -47,45 +55,53 @@ class FlatRange:
     def local(self, indices: Indices) -> Indices:
         return np.where((indices >= self.start) & (indices < self.stop), indices - self.start, -1)
 
+    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
+        return (starts < self.stop) & (stops > self.start)
+
     def key(self) -> str:
         return f"{self.start}:{self.stop}"
 
 
 @dataclass(frozen=True)
 class Box:
-    """A block of the parameter: along each dimension `size` elements from `offset` on."""
+    """A block of the parameter: `size` elements from `offset` on along each dimension."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Global shape of the parameter."""
     offset: tuple[int, ...]
     size: tuple[int, ...]
 
     def local(self, indices: Indices) -> Indices:
-        places = np.zeros_like(indices)
+        offsets = np.zeros_like(indices)
         inside = np.ones(len(indices), dtype=bool)
         stride = 1
-        # From the last dimension to the first: what is left of the index is the coordinates before.
+        # From the last dimension to the first, dividing its length out of the index each time.
         for length, offset, size in zip(
             self.shape[::-1], self.offset[::-1], self.size[::-1], strict=True
         ):
             indices, coordinate = np.divmod(indices, length)
             inside &= (coordinate >= offset) & (coordinate < offset + size)
-            places += (coordinate - offset) * stride
+            offsets += (coordinate - offset) * stride
             stride *= size
-        return np.where(inside, places, -1)
+        return np.where(inside, offsets, -1)
+
+    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
+        row = prod(self.shape[1:])
+        first, last = self.offset[0] * row, (self.offset[0] + self.size[0]) * row
+        return (starts < last) & (stops > first)
 
     def key(self) -> str:
         return f"{self.offset}+{self.size}"
 
 
-NOWHERE = FlatRange(0, 0)
-"""This rank holds nothing of the parameter."""
+EMPTY_REGION = FlatRange(0, 0)
+"""This rank holds no element of the parameter."""
 
 
 def region_of_box(shape: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ...]) -> Region:
-    """The simplest region that describes a block of a parameter."""
+    """Return the simplest region that describes a block of a parameter."""
     if prod(size) == 0:
-        return NOWHERE
+        return EMPTY_REGION
     if size == shape:
         return Everything()
     if size[1:] == shape[1:]:
@@ -98,14 +114,18 @@ def _one() -> int:
     return 1
 
 
+def _none() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Shard:
     """One parameter as seen from this rank.
 
     `weight()` and `grad()` return the current local tensors without copying; `grad()` is None when
-    the parameter has no gradient. Both are in the order that `region` speaks of, whatever their
-    strides. `grad_is_unreadable()` says that there is a gradient all the same, but one that cannot
-    be read element by element here.
+    the parameter has no gradient, or none that can be read element by element; then
+    `grad_is_unreadable()` returns True. The offsets of `region` count elements in logical order,
+    whatever the strides of the local tensors.
     """
 
     name: str
@@ -115,27 +135,34 @@ class Shard:
     weight: Callable[[], torch.Tensor]
     grad: Callable[[], torch.Tensor | None]
     gate: torch.Tensor
-    """Its `requires_grad` says whether the parameter is trained."""
+    """The tensor whose `requires_grad` says whether the parameter is trained."""
     grad_is_unreadable: Callable[[], bool]
     parameters: tuple[torch.Tensor, ...]
-    """The tensors that an optimizer may own on behalf of this shard; none when it is not here."""
+    """The tensors that an optimizer may own for this shard; empty for an absent shard."""
+    sparse_grad: Callable[[], torch.Tensor | None] = _none
+    """Returns the gradient where it is a sparse COO tensor, which is read through its values."""
     paths: tuple[str, str] | None = None
-    """Attributes that lead from `parameters[0]` to weight ("" for itself) and gradient, where that
-    is all that `weight()` and `grad()` do, apart from gradients that are not to be read."""
-    spread: str = ""
-    """Shards with the same spread are replicated over the same ranks, if at all."""
-    may_be_addend: bool = False
-    """The gradient here may be one of several that still have to be added; see `addends`."""
-    addends: Callable[[], int] = _one
-    """How many ranks' gradients add up to the true one; 1 when it is complete."""
+    """Attribute paths from `parameters[0]` to weight ("" for itself) and gradient, for the native
+    probe; None where `weight()` and `grad()` do more than read attributes."""
+    sharding: str = ""
+    """Shards with the same sharding are replicated over the same ranks, if at all."""
+    may_be_partial: bool = False
+    """Whether the gradient may be partial, that is, still has to be added over ranks."""
+    partial_count: Callable[[], int] = _one
+    """Returns the number of ranks whose partial gradients add up to the true one; 1 when the
+    gradient is complete."""
+
+    path: tuple[nn.Module, str] | None = None
+    """The model and the parameter's path in it, where that always leads to the trained parameter:
+    wrappers that shard may swap theirs."""
 
     def requires_grad(self) -> bool:
-        """Whether the parameter is trained, as of now."""
+        """Return whether the parameter is trained now; it may change during a run."""
         return self.gate.requires_grad
 
     @property
     def numel(self) -> int:
-        """Elements of the unsharded parameter."""
+        """Number of elements of the unsharded parameter."""
         return prod(self.global_shape)
 
 
@@ -146,20 +173,20 @@ def absent_shard(
     device: torch.device,
     *,
     requires_grad: bool,
-    may_be_addend: bool = False,
+    may_be_partial: bool = False,
 ) -> Shard:
-    """A parameter that only other ranks hold, such as one of another pipeline stage."""
-    nothing = torch.empty(0, dtype=dtype, device=device)
+    """Return the shard of a parameter that only other ranks hold, as of another pipeline stage."""
+    empty = torch.empty(0, dtype=dtype, device=device)
     return Shard(
         name=name,
         global_shape=global_shape,
         dtype=dtype,
-        region=NOWHERE,
-        weight=lambda: nothing,
+        region=EMPTY_REGION,
+        weight=lambda: empty,
         grad=lambda: None,
         gate=torch.empty(0, device=device, requires_grad=requires_grad),
         grad_is_unreadable=lambda: False,
         parameters=(),
-        spread="absent",
-        may_be_addend=may_be_addend,
+        sharding="absent",
+        may_be_partial=may_be_partial,
     )

@@ -16,6 +16,10 @@ To bit_cast(From from) {
   return to;
 }
 
+inline bool is_fp8(int64_t code) {
+  return code == fp8_e4m3 || code == fp8_e5m2;
+}
+
 inline int64_t bytes_of(int64_t code) {
   return code == fp64 ? 8 : code == fp32 ? 4 : code < fp64 ? 2 : 1;
 }

@@ -1,4 +1,5 @@
-// Weight and gradient columns over every element, read from one end of memory to the other; see
+// Weight and gradient columns over every element of chosen tensors, read from one end of memory to
+// the other; see
 // csrc_triton/exact_stats.py.
 
 #include <Python.h>
@@ -6,12 +7,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <new>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "buffers.h"
+#include "guard.h"
 #include "native.h"
 #include "row_layout.h"
 #include "running_totals.h"
@@ -182,53 +183,105 @@ void read_all(std::vector<AnyWhole>& tensors, int threads) {
   });
 }
 
-}  // namespace
+// What Python's arrays hold.
+struct Tables {
+  Py_ssize_t rows;
+  const int64_t* addresses;
+  const int64_t* numels;
+  const uint8_t* wanted;  // bits: whole_weight, whole_grad
+  const double* applied;
+  double* sums;
+  float* maxima;
+  double* bins;  // nullptr: no histogram
 
-PyObject* fill_exact_columns(PyObject*, PyObject* arguments) {
-  PyObject *addresses, *numels, *applied, *sums, *maxima, *bins;
+  const int64_t* address_row(Py_ssize_t row) const {
+    return addresses + row * layout::address_columns;
+  }
+
+  Row out(Py_ssize_t row) const {
+    return {
+        sums + row * layout::sum_columns, maxima + row * layout::max_columns,
+        bins == nullptr ? nullptr : bins + row * layout::bins, applied[row]};
+  }
+};
+
+constexpr uint8_t whole_weight = 1, whole_grad = 2;
+
+void fill(const Tables& tables, int threads) {
+  const auto reads_weight = [&](Py_ssize_t row) { return tables.wanted[row] & whole_weight; };
+  const auto reads_grad = [&](Py_ssize_t row) {
+    return (tables.wanted[row] & whole_grad) && tables.address_row(row)[layout::grad] != 0;
+  };
+  std::vector<AnyWhole> tensors;
+  for (Py_ssize_t row = 0; row < tables.rows; ++row) {
+    const auto* at = tables.address_row(row);
+    const int64_t numel = tables.numels[row];
+    if (reads_weight(row)) {
+      tensors.push_back(whole(at[layout::weight], at[layout::weight_code], numel, false));
+    }
+    if (reads_grad(row)) {
+      const bool counts_bins = tables.bins != nullptr;
+      tensors.push_back(whole(at[layout::grad], at[layout::grad_code], numel, counts_bins));
+    }
+  }
+  read_all(tensors, threads);
+  auto next = tensors.begin();
+  for (Py_ssize_t row = 0; row < tables.rows; ++row) {
+    if (reads_weight(row)) {
+      std::visit([&](auto& one) { write_weight(one, tables.out(row)); }, *next++);
+    }
+    if (reads_grad(row)) {
+      std::visit([&](auto& one) { write_grad(one, tables.out(row)); }, *next++);
+    }
+  }
+}
+
+// Lets other Python threads run while it lives.
+class WithoutLock {
+ public:
+  WithoutLock() : state_(PyEval_SaveThread()) {}
+  WithoutLock(const WithoutLock&) = delete;
+  WithoutLock& operator=(const WithoutLock&) = delete;
+
+  ~WithoutLock() noexcept(false) {  // Python may end the thread here
+    PyEval_RestoreThread(state_);
+  }
+
+ private:
+  PyThreadState* state_;
+};
+
+PyObject* fill_from_arrays(PyObject* arguments) {
+  PyObject *addresses, *numels, *wanted, *applied, *sums, *maxima, *bins;
   int threads;
   Py_ssize_t rows;
   if (!PyArg_ParseTuple(
-          arguments, "inOOOOOO", &threads, &rows, &addresses, &numels, &applied, &sums, &maxima,
-          &bins)) {
+          arguments, "inOOOOOOO", &threads, &rows, &addresses, &numels, &wanted, &applied, &sums,
+          &maxima, &bins)) {
     return nullptr;
   }
   Buffers buffers;
-  const auto* place = buffers.read<int64_t>(addresses, rows * layout::address_columns);
-  const auto* numel = buffers.read<int64_t>(numels, rows);
-  const auto* taken = buffers.read<double>(applied, rows);
-  auto* sum = buffers.write<double>(sums, rows * layout::sum_columns);
-  auto* maximum = buffers.write<float>(maxima, rows * layout::max_columns);
-  auto* bin = bins == Py_None ? nullptr : buffers.write<double>(bins, rows * layout::bins);
+  const Tables tables = {
+      rows,
+      buffers.read<int64_t>(addresses, rows * layout::address_columns),
+      buffers.read<int64_t>(numels, rows),
+      buffers.read<uint8_t>(wanted, rows),
+      buffers.read<double>(applied, rows),
+      buffers.write<double>(sums, rows * layout::sum_columns),
+      buffers.write<float>(maxima, rows * layout::max_columns),
+      bins == Py_None ? nullptr : buffers.write<double>(bins, rows * layout::bins)};
   if (buffers.failed()) {
     return nullptr;
   }
-  bool enough_memory = true;
-  Py_BEGIN_ALLOW_THREADS;
-  try {
-    std::vector<AnyWhole> tensors;  // of each row the weight, and the gradient if there is one
-    for (Py_ssize_t row = 0; row < rows; ++row) {
-      const auto* at = place + row * layout::address_columns;
-      tensors.push_back(whole(at[layout::weight], at[layout::weight_code], numel[row], false));
-      if (at[layout::grad] != 0) {
-        const bool counts_bins = bin != nullptr;
-        tensors.push_back(whole(at[layout::grad], at[layout::grad_code], numel[row], counts_bins));
-      }
-    }
-    read_all(tensors, threads);
-    auto next = tensors.begin();
-    for (Py_ssize_t row = 0; row < rows; ++row) {
-      const Row out = {
-          sum + row * layout::sum_columns, maximum + row * layout::max_columns,
-          bin == nullptr ? nullptr : bin + row * layout::bins, taken[row]};
-      std::visit([&](auto& one) { write_weight(one, out); }, *next++);
-      if (place[row * layout::address_columns + layout::grad] != 0) {
-        std::visit([&](auto& one) { write_grad(one, out); }, *next++);
-      }
-    }
-  } catch (const std::bad_alloc&) {
-    enough_memory = false;
+  {
+    const WithoutLock lock;
+    fill(tables, threads);
   }
-  Py_END_ALLOW_THREADS;
-  return enough_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+PyObject* fill_exact_columns(PyObject*, PyObject* arguments) {
+  return guarded([&] { return fill_from_arrays(arguments); });
 }

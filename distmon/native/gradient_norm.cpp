@@ -1,4 +1,4 @@
-// The norm of one gradient, added to what blocks keep of theirs.
+// The norm of one gradient, added to the sums of the blocks that it lies between.
 
 #include <Python.h>
 
@@ -6,14 +6,14 @@
 #include <cstdint>
 
 #include "buffers.h"
-#include "element_values.h"
+#include "guard.h"
 #include "native.h"
-#include "python_tensors.h"
 #include "running_totals.h"
+#include "tensor_memory.h"
 
 namespace {
 
-// Each sum waits for its last addition, so several go on side by side.
+// Each sum waits for its last addition, so several are kept side by side.
 constexpr int chains = 4;
 constexpr int64_t piece = chains * lanes;
 
@@ -41,49 +41,35 @@ double sum_of_squares(Element element, int64_t count) {
   return total;
 }
 
-// A dtype code, or -1 when Python has to look at this tensor.
-int64_t code_of(const c10::TensorImpl& tensor) {
-  if (tensor.is_python_dispatch() || !tensor.has_storage() || !tensor.device().is_cpu() ||
-      !tensor.is_contiguous() || !has_elements(tensor)) {
-    return -1;
-  }
-  switch (c10::typeMetaToScalarType(tensor.dtype())) {
-    case c10::ScalarType::Float:
-      return fp32;
-    case c10::ScalarType::Double:
-      return fp64;
-    case c10::ScalarType::BFloat16:
-      return bf16;
-    case c10::ScalarType::Half:
-      return fp16;
-    default:
-      return -1;
-  }
+double norm_of(const TensorMemory& memory) {
+  double norm = 0;
+  with_reader(memory.address, memory.code, [&](auto element) {
+    norm = std::sqrt(
+        memory.code == fp64 ? sum_of_squares<double>(element, memory.numel)
+                            : sum_of_squares<float>(element, memory.numel));
+  });
+  return norm;
 }
 
-}  // namespace
+bool all_present(PyObject* cells) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(cells); ++i) {
+    if (PyList_GET_ITEM(cells, i) == Py_None) {
+      return false;
+    }
+  }
+  return true;
+}
 
-PyObject* add_norm(PyObject*, PyObject* arguments) {
+PyObject* add_to_cells(PyObject* arguments) {
   PyObject *gradient, *cells;
   if (!PyArg_ParseTuple(arguments, "OO!", &gradient, &PyList_Type, &cells)) {
     return nullptr;
   }
-  const c10::TensorImpl* const tensor = tensor_of(gradient);
-  const int64_t code = tensor == nullptr ? -1 : code_of(*tensor);
-  bool reachable = code >= 0;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(cells); ++i) {
-    reachable &= PyList_GET_ITEM(cells, i) != Py_None;
-  }
-  if (!reachable) {
+  TensorMemory memory;
+  if (!all_present(cells) || !find_cpu_memory(gradient, memory) || is_fp8(memory.code)) {
     Py_RETURN_FALSE;
   }
-  double norm = 0;
-  const int64_t count = tensor->numel();
-  with_reader(reinterpret_cast<int64_t>(tensor->data()), code, [&](auto element) {
-    norm = std::sqrt(
-        code == fp64 ? sum_of_squares<double>(element, count)
-                     : sum_of_squares<float>(element, count));
-  });
+  const double norm = norm_of(memory);
   Buffers buffers;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(cells); ++i) {
     auto* const cell = buffers.write<double>(PyList_GET_ITEM(cells, i), 2);
@@ -94,4 +80,10 @@ PyObject* add_norm(PyObject*, PyObject* arguments) {
     cell[1] += 1;
   }
   Py_RETURN_TRUE;
+}
+
+}  // namespace
+
+PyObject* add_norm(PyObject*, PyObject* arguments) {
+  return guarded([&] { return add_to_cells(arguments); });
 }

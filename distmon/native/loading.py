@@ -1,11 +1,13 @@
-"""Find the finished native module, load it, and believe it only after it agreed with Python."""
+"""Find a finished native module, and load it if it can be trusted and agrees with Python."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,36 +15,44 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distmon.native.build import MODULE, candidates, is_whole
+from csrc_triton.address_layout import DTYPE_CODES
+from distmon.native.build import NativeBuildError, candidates, is_complete, places_to_look
+from distmon.native.compiling import MODULE
+from distmon.native.trust import why_not_trusted
 
 log = logging.getLogger("distmon")
 
 HOW_TO_BUILD = "`python -m distmon.native` builds it"
 
 
+class PlaceReader(Protocol):
+    """Reads where the weights or gradients of some parameters lie, into the array given for it.
+
+    Row i is [address, dtype code, contiguous]; a missing gradient is (0, -1, 1). Both return the
+    rows that they left unchanged, which Python has to read: not a strided tensor with memory of its
+    own, no dtype that kernels read, or not the elements on the device that were asked for.
+    """
+
+    def read_weights(self) -> list[int]: ...
+
+    def read_grads(self) -> list[int]: ...
+
+
 class NativeModule(Protocol):
-    """The functions of the compiled file."""
+    """The functions of the compiled file. They raise Python exceptions only."""
 
-    def locate_tensors(self, examples: list[tuple[torch.Tensor, int]]) -> bool:
-        """Learn where a Python tensor keeps its C++ one, from examples with known addresses."""
-        ...
-
-    def read_places(
+    def place_reader(
         self,
-        parameters: list[torch.Tensor | None],
-        names: list[str | None],
-        of_grad: bool,
-        neighbour: torch.Tensor,
-        codes: bytes,
+        parameters: Sequence[torch.Tensor | None],
+        attributes: Sequence[str | None],
+        device: torch.device,
         numels: NDArray[np.int64],
         out: NDArray[np.int64],
-    ) -> list[int]:
-        """Fill `out` [rows, 3] with address, code and contiguity of weights or gradients.
+    ) -> PlaceReader:
+        """Return a reader of `parameters[i]` and its gradient, or of what their slot
+        `attributes[i]` holds, that writes to `out` [rows, 3].
 
-        Row i is about `parameters[i]` or the tensor in its slot `names[i]`; no gradient is
-        (0, -1, 1). `codes` has the code of each of torch's 256 possible dtype numbers, signed.
-        Returns the rows that it left alone: no parameter given, a tensor without memory of its own,
-        or one that has not the `numels[i]` elements that it should have on the neighbour's device.
+        Expects `numels[i]` elements on `device`.
         """
         ...
 
@@ -95,15 +105,33 @@ class NativeModule(Protocol):
         rows: int,
         addresses: NDArray[np.int64],
         numels: NDArray[np.int64],
+        wanted: NDArray[np.uint8],
         applied: NDArray[np.float64],
         sums: NDArray[np.float64],
         maxima: NDArray[np.float32],
         bins: NDArray[np.float64] | None,
     ) -> None:
-        """Replace the sampled weight and gradient columns by those of all elements.
+        """Replace sampled columns by those of all elements.
 
-        Every tensor must fill one piece of memory. Releases the interpreter's lock.
+        `wanted` has WHOLE_WEIGHT and WHOLE_GRAD where these are read. Every tensor must be dense in
+        memory. Releases the interpreter's lock.
         """
+        ...
+
+    def fill_gradient_runs(
+        self,
+        rows: int,
+        runs: int,
+        offset_bytes: int,
+        addresses: NDArray[np.int64],
+        first: NDArray[np.int64],
+        offsets: NDArray[np.integer[Any]],
+        codes: NDArray[np.uint8],
+        applied: NDArray[np.float64],
+        sums: NDArray[np.float64],
+        maxima: NDArray[np.float32],
+    ) -> None:
+        """Replace the gradient columns of rows with runs; the tables are of `GradientRuns`."""
         ...
 
     def add_norm(self, gradient: torch.Tensor, cells: list[NDArray[np.float64] | None]) -> bool:
@@ -114,18 +142,23 @@ class NativeModule(Protocol):
         ...
 
 
+WHOLE_WEIGHT, WHOLE_GRAD = 1, 2
+"""Bits of `fill_exact_columns`."""
+
+
 @dataclass(frozen=True)
 class Status:
     """Whether the native module can be used here."""
 
     module: NativeModule | None
     path: Path | None
+    """The file that is used, or refused."""
     reason: str
-    """Why it cannot; empty when it can."""
+    """Why it cannot be used; empty when it can."""
 
 
 def load() -> NativeModule | None:
-    """The native module, or None. A file that cannot be used is named in one line of the log."""
+    """Return the native module, or None after one line in the log about a file that is refused."""
     found = status()
     if found.module is None and found.path is not None:
         log.warning("the native module is not used: %s", found.reason)
@@ -133,30 +166,37 @@ def load() -> NativeModule | None:
 
 
 def status() -> Status:
-    """Look for the module and try it. Takes milliseconds, compiles nothing."""
+    """Look for the module and try it. Takes milliseconds, compiles nothing, never raises."""
     found = Status(None, None, f"it is not built; {HOW_TO_BUILD}")
     try:
-        for path in candidates():
+        for path in chain.from_iterable(map(candidates, places_to_look())):
             found = _try(path)
             if found.module is not None:
                 break
+    except NativeBuildError as error:
+        return found if found.path else Status(None, None, str(error))
     except OSError as error:
-        return Status(None, None, f"its folder cannot be read: {error}")
+        return found if found.path else Status(None, None, f"its folder cannot be read: {error}")
     return found
 
 
 def _try(path: Path) -> Status:
     try:
-        # Loading a file that was cut short can end the process, so its bytes are looked at first.
-        if not is_whole(path):
-            return Status(None, path, f"{path} is not whole; {HOW_TO_BUILD} again")
-        loader = ExtensionFileLoader(MODULE, str(path))
+        # Resolved once: what is checked is what is loaded, wherever links point to meanwhile.
+        real = path.resolve(strict=True)
+        distrusted = why_not_trusted(real)
+        if distrusted is not None:
+            return Status(None, path, f"{path} is not loaded: {distrusted}")
+        # Loading a file that was cut short can end the process.
+        if not is_complete(real):
+            return Status(None, path, f"{path} is incomplete; {HOW_TO_BUILD} again")
+        loader = ExtensionFileLoader(MODULE, str(real))
         spec = spec_from_loader(MODULE, loader)
         assert spec is not None
         loaded = module_from_spec(spec)
         loader.exec_module(loaded)
         module = cast(NativeModule, loaded)
-        _try_out(module)
+        check_against_python(module)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Status(None, path, f"{path} cannot be used ({reason}); {HOW_TO_BUILD} again")
@@ -164,14 +204,14 @@ def _try(path: Path) -> Status:
 
 
 class _Holder(torch.Tensor):
-    """Keeps a tensor in a slot, as subclasses that wrap others do."""
+    """Holds a tensor in a slot, as subclasses that wrap others do."""
 
     __slots__ = ("held",)
     held: torch.Tensor
 
 
-def _try_out(module: NativeModule) -> None:
-    """Raise unless the module and Python see the same in a few tensors."""
+def check_against_python(module: NativeModule) -> None:
+    """Raise unless the module reads a few tensors as Python does."""
     plain = torch.nn.Parameter(torch.ones(3, 5))
     plain.grad = torch.ones(5, 3).t()
     alone = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
@@ -181,22 +221,20 @@ def _try_out(module: NativeModule) -> None:
     grad = torch.ones(4).as_subclass(_Holder)
     grad.held = torch.ones(8, dtype=torch.bfloat16)[::2]
     holder.grad = grad
-    tensors = [plain, plain.grad, alone, holder, holder.held, grad, grad.held]
-    if not module.locate_tensors([(t, cast(Any, t)._cdata) for t in tensors]):
-        raise RuntimeError("this torch keeps its tensors in another way")
-    parameters: list[torch.Tensor | None] = [plain, alone, holder, None]
-    names = [None, None, "held", None]
-    numbers = bytes(range(256))
     out, numels = np.zeros((4, 3), dtype=np.int64), np.array([15, 2, 4, 0])
-    for of_grad, expected in (
-        (False, [plain, alone, holder.held]),
-        (True, [plain.grad, None, grad.held]),
+    reader = module.place_reader(
+        [plain, alone, holder, None], [None, None, "held", None], plain.device, numels, out
+    )
+    for read, expected in (
+        (reader.read_weights, [plain, alone, holder.held]),
+        (reader.read_grads, [plain.grad, None, grad.held]),
     ):
-        if module.read_places(parameters, names, of_grad, plain, numbers, numels, out) != [3]:
+        if read() != [3]:
             raise RuntimeError("it does not read what it should")
-        for row, tensor in zip(out, expected, strict=False):
-            seen = (0, True) if tensor is None else (tensor.data_ptr(), tensor.is_contiguous())
-            if (row[0], bool(row[2])) != seen:
+        for row, tensor in zip(out.tolist(), expected, strict=False):
+            place = (0, -1, 1)
+            if tensor is not None:
+                code = DTYPE_CODES[tensor.dtype]
+                place = (tensor.data_ptr(), code, int(tensor.is_contiguous()))
+            if tuple(row) != place:
                 raise RuntimeError("it does not see what Python sees")
-    if not out[0, 1] != out[2, 1]:
-        raise RuntimeError("it does not tell dtypes apart")

@@ -1,20 +1,20 @@
-// The table of functions that Python sees.
+// The functions that Python sees.
 
 #include "native.h"
 
 namespace {
 
 PyMethodDef functions[] = {
-    {"locate_tensors", locate_tensors, METH_O,
-     "locate_tensors([(tensor, tensor._cdata), ...]) -> bool: whether all keep it in one place."},
-    {"read_places", read_places, METH_VARARGS,
-     "read_places(parameters, names, of_grad, neighbour, codes, numels, out) -> rows not read."},
-    {"take_snapshot", take_snapshot, METH_VARARGS, "Keep the sampled weights as they are now."},
+    {"place_reader", place_reader, METH_VARARGS,
+     "place_reader(parameters, attributes, device, numels, out) -> PlaceReader"},
+    {"take_snapshot", take_snapshot, METH_VARARGS, "Copy the sampled weights."},
     {"fill_sampled_rows", fill_sampled_rows, METH_VARARGS, "Fill every column of every row."},
     {"fill_exact_columns", fill_exact_columns, METH_VARARGS,
-     "Replace the sampled weight and gradient columns by those of all elements."},
+     "Replace sampled columns of chosen weights and gradients by those of all elements."},
+    {"fill_gradient_runs", fill_gradient_runs, METH_VARARGS,
+     "Replace the sampled gradient columns by those of the runs of gradients."},
     {"add_norm", add_norm, METH_VARARGS,
-     "add_norm(gradient, cells) -> bool: whether it could be read and its norm was added."},
+     "add_norm(gradient, cells) -> bool: whether the gradient was read and its norm added."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -2,6 +2,6 @@
 
 from distmon.probe.backend import Probe, choose_probe
 from distmon.probe.rows import Rows
-from distmon.probe.torch_twin import TorchProbe
+from distmon.probe.torch_probe import TorchProbe
 
 __all__ = ["Probe", "Rows", "TorchProbe", "choose_probe"]

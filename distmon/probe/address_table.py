@@ -1,4 +1,4 @@
-"""The address table of the Triton kernels: found on the host, refreshed by one pinned copy."""
+"""The address table of the kernels: read on the host, refreshed by one pinned copy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distmon.probe.tensor_places import ADDRESS_OF, CODE, CONTIGUOUS, What, tens
 
 
 class AddressTable:
-    """Where every weight and gradient lies now, as kernels read it.
+    """Where every weight and gradient lies, as kernels read it.
 
-    What moved is found by comparing with the last look; nothing is copied when nothing moved.
+    Nothing is copied to the device when nothing has moved since the last refresh.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class AddressTable:
         offset_rows: Sequence[torch.Tensor | None],
         native: NativeModule | None,
     ) -> None:
-        """`native` looks faster; None looks from Python."""
+        """`native` reads the places faster; None reads them from Python."""
         self._places = tensor_places(shards, native)
         self._shards = shards
         self._offset_rows = list(offset_rows)
@@ -61,12 +61,12 @@ class AddressTable:
             self._upload(self.table, self._numbers)
 
     def without_grad(self) -> list[int]:
-        """Rows that had no gradient to read when they were last looked at."""
+        """Return the rows that had no gradient to read at the last refresh."""
         found: list[int] = np.flatnonzero(self._numbers[:, ADDRESS["grad"]] == 0).tolist()
         return found
 
     def dense(self) -> torch.Tensor:
-        """The table for a pass that reads memory from one end to the other, as of the last refresh.
+        """Return the table for a pass that reads memory in order, as of the last refresh.
 
         Order does not matter to sums, so a transposed tensor is read as it lies. Only a view with
         gaps is copied; the copies live until the next call.
@@ -86,11 +86,11 @@ class AddressTable:
         return table
 
     def _update(self, what: What) -> bool:
-        """Bring the numbers up to date; False when nothing has changed."""
-        # Other strides may hide behind an equal place, so what is strided is looked at every time.
-        if not self._places.look(what) and not self.strided[what]:
+        """Bring the numbers up to date; return False when nothing has changed."""
+        # An equal place may have other strides, so strided tensors are read every time.
+        if not self._places.update(what) and not self.strided[what]:
             return False
-        places, first = self._places.seen[what], ADDRESS[what]
+        places, first = self._places.places[what], ADDRESS[what]
         self._numbers[:, first] = places[:, ADDRESS_OF]
         kinds = places[:, CODE:].tobytes()
         if kinds == self._kinds.get(what) and not self.strided[what]:
@@ -115,7 +115,7 @@ class AddressTable:
         return tensor
 
     def _strided_offsets(self, row: int, tensor: torch.Tensor) -> int:
-        """Address of the row's offsets in the tensor's own memory order; made once per strides."""
+        """Return the address of the row's offsets in the tensor's memory order; made once each."""
         offsets = self._offset_rows[row]
         if offsets is None:
             return 0
@@ -150,7 +150,7 @@ class AddressTable:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one piece of memory, in whatever order."""
+    """Return whether the elements fill one piece of memory, in whatever order."""
     expected = 1
     dims = sorted(zip(tensor.stride(), tensor.shape, strict=True))
     for stride, size in dims:

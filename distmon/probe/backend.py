@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
@@ -15,8 +15,11 @@ from distmon.errors import ConfigError
 from distmon.layout import Shard
 from distmon.probe.native_probe import NativeProbe
 from distmon.probe.rows import Rows
-from distmon.probe.torch_twin import TorchProbe
-from distmon.sampling import SamplePlan
+from distmon.probe.torch_probe import TorchProbe
+from distmon.sampling.plan import SamplePlan
+
+if TYPE_CHECKING:
+    from distmon.probe.triton_probe import TritonProbe
 
 log = logging.getLogger("distmon")
 
@@ -40,9 +43,7 @@ class Probe(Protocol):
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None: ...
 
 
-def choose_probe(
-    backend: Backend, plan: SamplePlan, shards: Sequence[Shard], exact: bool = False
-) -> Probe:
+def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) -> Probe:
     """The probe for this plan.
 
     `auto` takes Triton on a GPU and the native module on a CPU where it is built, and says in one
@@ -53,19 +54,19 @@ def choose_probe(
     if backend == "auto":
         wanted = {"cuda": "triton", "cpu": "native"}.get(plan.device.type, "torch")
     if wanted == "torch":
-        return TorchProbe(plan, shards, exact)
+        return TorchProbe(plan, shards)
     _check_device(backend, plan.device)
     try:
         module = native.load()
         if wanted == "triton":
             from distmon.probe.triton_probe import TritonProbe
 
-            probe = TritonProbe(plan, shards, exact, module)
+            probe = TritonProbe(plan, shards, module)
             if plan.device.type == "cuda":
                 _compile_now(probe, plan)
             return probe
         if module is not None:
-            return NativeProbe(plan, shards, exact, module)
+            return NativeProbe(plan, shards, module)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if backend != "auto":
@@ -74,7 +75,7 @@ def choose_probe(
         log.warning("reading samples with torch instead of %s: %s", name, reason)
     if backend == "native":
         raise ConfigError(f"backend: native cannot be used: {native.status().reason}")
-    return TorchProbe(plan, shards, exact)
+    return TorchProbe(plan, shards)
 
 
 def _check_device(backend: Backend, device: torch.device) -> None:
@@ -91,8 +92,8 @@ def _check_device(backend: Backend, device: torch.device) -> None:
         )
 
 
-def _compile_now(probe: Probe, plan: SamplePlan) -> None:
-    """Run once on rows that are thrown away.
+def _compile_now(probe: TritonProbe, plan: SamplePlan) -> None:
+    """Launch every kernel once on rows that are thrown away.
 
     The kernels compile here and not in the middle of the first observed step, and a missing
     compiler or driver shows while there is still a choice. The only wait, at attach.
@@ -103,6 +104,5 @@ def _compile_now(probe: Probe, plan: SamplePlan) -> None:
         torch.empty((count, len(MAX_COLUMNS)), device=device),
         torch.empty((count, BINS), dtype=torch.float64, device=device),
     )
-    probe.snapshot()
-    probe.measure(rows, torch.zeros(count, dtype=torch.float64, device=device))
+    probe.compile(rows)
     torch.cuda.synchronize(device)

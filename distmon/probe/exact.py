@@ -1,4 +1,4 @@
-"""Weight and gradient columns over every element, piece by piece, without a copy of any tensor."""
+"""Columns over every element of a tensor, part by part, without a copy of any tensor."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from distmon.layout import Shard
 from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
 from distmon.probe.log_bins import histogram_by_row
 from distmon.probe.rows import Rows
+from distmon.sampling.plan import SamplePlan
 
-# A piece and its temporaries stay in a core's cache.
-PIECE_ELEMENTS = 1 << 17
+# A part and its temporaries stay in a core's cache.
+PART_ELEMENTS = 1 << 17
 
 
-class ExactPass:
-    """Replaces the sampled weight and gradient columns by exact ones; updates stay sampled."""
+class WholePass:
+    """Replaces sampled columns by those over every element; updates stay sampled."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, plan: SamplePlan, shards: Sequence[Shard]) -> None:
         self._shards = shards
+        self._weights = plan.whole_weights
+        self._gradients = plan.whole_gradients
+        self._bins = plan.reading.whole_weights
 
     def fill(self, rows: Rows, applied: torch.Tensor) -> None:
-        """Overwrite the columns of every parameter held here. `applied` as in `measure`."""
-        for i, shard in enumerate(self._shards):
-            weight, grad = shard.weight(), shard.grad()
+        """Overwrite the columns of the parameters held here. `applied` as in `Probe.measure`."""
+        for i in self._weights:
+            weight = self._shards[i].weight()
             rows.sums[i, SUM["w_count"]] = weight.numel()
             self._fill_one(rows, i, "w", weight, None)
+        for i in self._gradients:
+            grad = self._shards[i].grad()
             if grad is not None:
                 rows.sums[i, SUM["g_count"]] = grad.numel() * applied[i]
                 self._fill_one(rows, i, "g", grad, applied[i])
@@ -37,12 +43,12 @@ class ExactPass:
     ) -> None:
         total = torch.zeros(5, dtype=torch.float64, device=tensor.device)
         extremes = torch.full((2,), -torch.inf, device=tensor.device)
-        bins = rows.bins[i] if rows.bins is not None and what == "g" else None
+        bins = rows.bins[i] if self._bins and rows.bins is not None and what == "g" else None
         if bins is not None:
             bins.zero_()
-        for piece in pieces(tensor):
-            wide = piece.dtype if piece.dtype == torch.float64 else torch.float32
-            x = piece.to(wide, copy=True).view(1, -1)
+        for part in parts(tensor):
+            wide = part.dtype if part.dtype == torch.float64 else torch.float32
+            x = part.to(wide, copy=True).view(1, -1)
             extremes = torch.maximum(extremes, torch.cat((highest(x), highest(-x))).float())
             nan, inf = take_out_nonfinite(x)
             zeros = x.shape[1] - is_nonzero(x).sum(1) - nan - inf
@@ -69,20 +75,20 @@ class ExactPass:
             rows.maxima[i, MAX["w_absmax"]] = extremes.amax()
 
 
-def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Flat pieces of a tensor that together hold every element once, without copying it."""
+def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield flat parts of a tensor that together hold every element once, without copying it."""
     if not tensor.numel():
         return
     if tensor.is_contiguous():
-        yield from torch.split(tensor.detach().view(-1), PIECE_ELEMENTS)
-    elif tensor.dim() == 1 or tensor[0].numel() <= PIECE_ELEMENTS:
+        yield from torch.split(tensor.detach().view(-1), PART_ELEMENTS)
+    elif tensor.dim() == 1 or tensor[0].numel() <= PART_ELEMENTS:
         # Order does not matter to sums, so slices along the first dimension may be copied singly.
-        rows = max(1, PIECE_ELEMENTS // max(1, tensor[0].numel()))
+        rows = max(1, PART_ELEMENTS // max(1, tensor[0].numel()))
         for part in torch.split(tensor.detach(), rows):
             yield part.reshape(-1)
     else:
         for part in tensor.detach():
-            yield from pieces(part)
+            yield from parts(part)
 
 
 def count_whole_gradients(shards: Sequence[Shard], rows: Rows, parameters: Iterable[int]) -> None:
@@ -95,7 +101,7 @@ def count_whole_gradients(shards: Sequence[Shard], rows: Rows, parameters: Itera
 
 
 def nonfinite_counts(shards: Sequence[Shard]) -> torch.Tensor:
-    """NaN and Inf in weight and gradient of every shard: int64 [parameters, 4], on the CPU.
+    """Return the NaN and Inf in weight and gradient of every shard: int64 [parameters, 4], CPU.
 
     Reads every element once and waits for the result: called only when something is known to be
     wrong.
@@ -110,7 +116,7 @@ def nonfinite_counts(shards: Sequence[Shard]) -> torch.Tensor:
             tensor = read(shard)
             if tensor is None:
                 continue
-            for piece in pieces(tensor):
-                counts[i, column] += torch.isnan(piece).sum().cpu()
-                counts[i, column + 1] += torch.isinf(piece).sum().cpu()
+            for part in parts(tensor):
+                counts[i, column] += torch.isnan(part).sum().cpu()
+                counts[i, column + 1] += torch.isinf(part).sum().cpu()
     return counts

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import GROUPS
-from distmon.sampling import SamplePlan
+from distmon.sampling.plan import SamplePlan
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where every weight and gradient lies now: the only work per parameter on the host."""
+"""Where every weight and gradient lies: the only work per parameter on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from csrc_triton.address_layout import DTYPE_CODES, dtype_code
+from csrc_triton.address_layout import dtype_code
 from distmon.layout import Shard
 from distmon.native import NativeModule
 
@@ -23,36 +23,35 @@ CODE: Final = 1
 CONTIGUOUS: Final = 2
 NOTHING: Final = (0, -1, 1)
 """The place of a gradient that is not there."""
-_UNKNOWN_DTYPE: Final = -2
 _dtype = attrgetter("dtype")
 _device = attrgetter("device")
 _Lists = tuple[list[int], list[torch.dtype | None], list[bool]]
 
 
 class TensorPlaces(Protocol):
-    """Looks at all weights or all gradients of some shards."""
+    """The places of all weights and all gradients of some shards."""
 
-    seen: dict[What, Places]
-    """As of the last look."""
+    places: dict[What, Places]
+    """As of the last update."""
 
-    def look(self, what: What) -> bool:
-        """Bring `seen` up to date; False when nothing has moved.
+    def update(self, what: What) -> bool:
+        """Bring `places` up to date; return False when nothing has moved.
 
-        At every look, TypeError for a dtype that kernels cannot read and ValueError for a tensor
-        that has not the elements that it had at first.
+        Each call raises TypeError for a dtype that kernels cannot read, and ValueError for a tensor
+        that does not have the elements that it had at first.
         """
         ...
 
 
 def tensor_places(shards: Sequence[Shard], native: NativeModule | None) -> TensorPlaces:
-    """The compiled look at tensors where there is one, or the one in Python."""
+    """Return the compiled reader where the native module is built, or the one in Python."""
     if native is None:
         return PlacesByPython(shards)
     return PlacesByNative(shards, native)
 
 
 class _Reader:
-    """Reads one row by asking its shard, and says what is wrong with it."""
+    """Reads one row through its shard, and names what is wrong with it."""
 
     def __init__(self, what: What, shard: Shard) -> None:
         self._what, self._name = what, shard.name
@@ -63,14 +62,16 @@ class _Reader:
         self._numel, self._device = weight.numel(), weight.device
 
     def __call__(self) -> torch.Tensor | None:
-        """The tensor; ValueError when it has not the elements that the plan will look for.
+        """Return the tensor; ValueError when it does not have the elements that are sampled.
 
-        Readers by address would end the process there.
+        Reading them by address would end the process.
         """
         tensor = self._read()
         if tensor is None:
             return None
         about = f"the {self._what} of {self._name}"
+        if tensor.is_nested:
+            raise ValueError(f"{about} is a nested tensor, which has no single shape to sample")
         if tensor.numel() != self._numel:
             raise ValueError(
                 f"{about} has {tensor.numel()} elements here, and the parameter had "
@@ -94,7 +95,7 @@ def _readers(shards: Sequence[Shard]) -> dict[What, list[_Reader]]:
 
 
 def _has_elements(tensor: torch.Tensor) -> bool:
-    """Whether all of them lie within its storage, which may have been freed under a view."""
+    """Return whether all lie within its storage, which may have been freed under a view."""
     last = tensor.storage_offset()
     last += sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     storage = tensor.untyped_storage()
@@ -102,73 +103,60 @@ def _has_elements(tensor: torch.Tensor) -> bool:
 
 
 def place_of(tensor: torch.Tensor | None) -> tuple[int, int, int]:
-    """One row."""
+    """Return one row."""
     if tensor is None:
         return NOTHING
     return tensor.data_ptr(), dtype_code(tensor.dtype), int(tensor.is_contiguous())
 
 
 class PlacesByNative:
-    """Follows `Shard.paths` without a Python call; asks the shard where that does not lead on."""
+    """Follows `Shard.paths` in C++, and asks the shard for what cannot be read that way."""
 
     def __init__(self, shards: Sequence[Shard], native: NativeModule) -> None:
         self._readers = _readers(shards)
-        self._read_places = native.read_places
-        self._codes = _codes_by_number(native)
-        self._parameters: list[torch.Tensor | None] = []
-        self._names: list[str | None] = []
-        for shard in shards:
-            name = shard.paths[0] if shard.paths else ""
-            followed = shard.paths == (name, f"grad.{name}" if name else "grad")
-            self._parameters.append(shard.parameters[0] if followed else None)
-            self._names.append(name or None)
-        self._numels = np.array([s.weight().numel() for s in shards], dtype=np.int64)
-        self._neighbour = torch.empty(0, device=shards[0].weight().device)
         self._now = np.zeros((len(shards), 3), dtype=np.int64)
+        followed = [_followed(shard) for shard in shards]
+        reader = native.place_reader(
+            [parameter for parameter, _ in followed],
+            [attribute for _, attribute in followed],
+            shards[0].weight().device,
+            np.array([s.weight().numel() for s in shards], dtype=np.int64),
+            self._now,
+        )
+        self._read: dict[What, Callable[[], list[int]]] = {
+            "weight": reader.read_weights,
+            "grad": reader.read_grads,
+        }
         self._content: dict[What, bytes] = {}
-        self.seen: dict[What, Places] = {
+        self.places: dict[What, Places] = {
             "weight": np.zeros_like(self._now),
             "grad": np.zeros_like(self._now),
         }
 
-    def look(self, what: What) -> bool:
-        now, readers = self._now, self._readers[what]
-        for row in self._read_places(
-            self._parameters,
-            self._names,
-            what == "grad",
-            self._neighbour,
-            self._codes,
-            self._numels,
-            now,
-        ):
-            now[row] = place_of(readers[row]())
+    def update(self, what: What) -> bool:
+        now = self._now
+        for row in self._read[what]():
+            now[row] = place_of(self._readers[what][row]())
         # As bytes: after a step of training the code of numpy's comparison is cold, and costs more
         # than the comparison.
         content = now.tobytes()
         if content == self._content.get(what):
             return False
-        for row in np.flatnonzero(now[:, CODE] == _UNKNOWN_DTYPE).tolist():
-            now[row] = place_of(readers[row]())  # raises and names the dtype
-        self.seen[what][:] = now
+        self.places[what][:] = now
         self._content[what] = content
         return True
 
 
-def _codes_by_number(native: NativeModule) -> bytes:
-    """The code of each dtype by the number that torch gives it."""
-    neighbour = torch.empty(1)
-    examples: list[torch.Tensor | None] = [torch.empty(1, dtype=d) for d in DTYPE_CODES]
-    places = np.zeros((len(examples), 3), dtype=np.int64)
-    ones, names = np.ones(len(examples), dtype=np.int64), [None] * len(examples)
-    native.read_places(examples, [*names], False, neighbour, bytes(range(256)), ones, places)
-    codes = np.full(256, _UNKNOWN_DTYPE, dtype=np.int8)
-    codes[places[:, CODE]] = list(DTYPE_CODES.values())
-    return codes.tobytes()
+def _followed(shard: Shard) -> tuple[torch.Tensor | None, str | None]:
+    """Return the parameter that leads to weight and gradient, and its attribute that does."""
+    name = shard.paths[0] if shard.paths else ""
+    if shard.paths != (name, f"grad.{name}" if name else "grad"):
+        return None, None
+    return shard.parameters[0], name or None
 
 
 class PlacesByPython:
-    """The same from Python: lists, of which only the columns that changed become numbers."""
+    """Reads the same from Python: lists, of which only changed columns become numbers."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._readers = _readers(shards)
@@ -184,22 +172,22 @@ class PlacesByPython:
         weights = [s.weight() for s in shards]
         self._numels, self._devices = [w.numel() for w in weights], [w.device for w in weights]
         self._lists: dict[What, _Lists] = {}
-        self.seen: dict[What, Places] = {
+        self.places: dict[What, Places] = {
             "weight": np.zeros((len(shards), 3), dtype=np.int64),
             "grad": np.zeros((len(shards), 3), dtype=np.int64),
         }
 
-    def look(self, what: What) -> bool:
+    def update(self, what: What) -> bool:
         now, before = self._read(what), self._lists.get(what)
         if now == before:
             return False
         pointers, dtypes, contiguous = now
-        seen = self.seen[what]
+        places = self.places[what]
         if before is None or dtypes != before[1]:
-            seen[:, CODE] = [NOTHING[CODE] if d is None else dtype_code(d) for d in dtypes]
-        seen[:, ADDRESS_OF] = pointers
+            places[:, CODE] = [NOTHING[CODE] if d is None else dtype_code(d) for d in dtypes]
+        places[:, ADDRESS_OF] = pointers
         if before is None or contiguous != before[2]:
-            seen[:, CONTIGUOUS] = contiguous
+            places[:, CONTIGUOUS] = contiguous
         self._lists[what] = now
         return True
 

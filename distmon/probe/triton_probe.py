@@ -1,14 +1,16 @@
-"""The Triton probe: the same rows as the torch twin from one snapshot and one statistics launch."""
+"""The Triton probe: the same rows as the torch probe, from launches over all parameters at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
-from csrc_triton.address_layout import dtype_set
+from csrc_triton.address_layout import DTYPE_CODES, dtype_set
 from csrc_triton.exact_stats import ExactTables, fill_exact_columns
+from csrc_triton.gradient_runs import RunTables, fill_run_columns
 from csrc_triton.sampled_stats import fill_sampled_rows
 from csrc_triton.snapshot import take_snapshot
 from csrc_triton.tables import RowOutputs, RowTables
@@ -18,7 +20,13 @@ from distmon.probe.address_table import AddressTable
 from distmon.probe.exact import count_whole_gradients
 from distmon.probe.plan_rows import rows_by_parameter
 from distmon.probe.rows import Rows
-from distmon.sampling import SamplePlan
+from distmon.probe.strided_runs import RunsByStrides
+from distmon.probe.tensor_places import What
+from distmon.sampling.gradient_runs import GradientRuns
+from distmon.sampling.plan import SamplePlan
+
+Strides = tuple[tuple[int, tuple[int, ...]], ...]
+"""Row and strides of each sampled gradient that is not contiguous."""
 
 
 class TritonProbe:
@@ -31,12 +39,13 @@ class TritonProbe:
         self,
         plan: SamplePlan,
         shards: Sequence[Shard],
-        exact: bool = False,
         native: NativeModule | None = None,
     ) -> None:
         """`native` finds out faster what moved."""
         self._shards = shards
-        dtype_set(s.weight().dtype for s in shards)  # names a dtype that cannot be read
+        self._plan = plan
+        numels = [s.weight().numel() for s in shards]
+        self._dtype_sets = _expected_dtype_sets(shards)  # names a dtype that cannot be read
         rows = rows_by_parameter(plan, len(shards))
         self._addresses = AddressTable(shards, rows.offsets, native)
         if self._addresses.device != plan.device:
@@ -54,9 +63,18 @@ class TritonProbe:
             offset_dtype=plan.offsets.dtype,
             widest=int(rows.widths.max(initial=0)),
         )
-        self._exact: ExactTables | None = None
-        if exact:
-            self._exact = ExactTables.build([s.weight().numel() for s in shards], device)
+        self._exact = ExactTables.build(
+            weights={i: numels[i] for i in plan.whole_weights},
+            gradients={i: numels[i] for i in plan.whole_gradients},
+            device=device,
+            histogram=plan.reading.whole_weights,
+        )
+        self._in_full: dict[What, frozenset[int]] = {
+            "weight": frozenset(plan.whole_weights),
+            "grad": frozenset(plan.whole_gradients),
+        }
+        self._runs = RunsByStrides(plan.gradient_runs)
+        self._run_tables = self._tabulate(plan.gradient_runs)
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=device)
 
     @property
@@ -69,27 +87,83 @@ class TritonProbe:
         """Keep the sampled weights as they are now."""
         with self._on_device():
             self._addresses.refresh(grads=False)
-            take_snapshot(self._tables, self._addresses.dtypes)
+            take_snapshot(self._tables, self._dtypes())
 
     @torch.no_grad()
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
         """Fill `rows` from the weights, gradients and snapshot; see `TorchProbe.measure`."""
-        outputs = RowOutputs(rows.sums, rows.maxima, rows.bins, self.row_checksums)
         with self._on_device():
             self._addresses.refresh(grads=True)
-            dtypes = self._addresses.dtypes
-            fill_sampled_rows(self._tables, applied, outputs, dtypes)
-            if self._exact is not None:
-                addresses = self._addresses.dense()
-                value = self._tables.snapshot.dtype
-                fill_exact_columns(self._exact, addresses, applied, outputs, dtypes, value)
+            self._fill(rows, applied, self._dtypes())
+
+    @torch.no_grad()
+    def compile(self, rows: Rows) -> None:
+        """Launch every kernel that training may need; `rows` are overwritten.
+
+        With and without a histogram, and for gradients of another dtype than the weights'.
+        """
+        applied = torch.zeros(len(self._shards), dtype=torch.float64, device=self._tables.device)
+        with self._on_device():
+            self._addresses.refresh(grads=True)
+            for dtypes in self._dtype_sets:
+                take_snapshot(self._tables, dtypes)
+                for filled in (rows, replace(rows, bins=None)):
+                    self._fill(filled, applied, dtypes)
 
     @torch.no_grad()
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None:
         """Count the non-zero gradients of the given parameters in full."""
         count_whole_gradients(self._shards, rows, parameters)
 
+    def _fill(self, rows: Rows, applied: torch.Tensor, dtypes: int) -> None:
+        outputs = RowOutputs(rows.sums, rows.maxima, rows.bins, self.row_checksums)
+        fill_sampled_rows(self._tables, applied, outputs, dtypes)
+        runs, addresses = self._current_runs(), self._addresses.table
+        fill_run_columns(runs, addresses, applied, outputs, dtypes, self._plan.dtype)
+        if self._reads_strided_in_full():
+            addresses = self._addresses.dense()
+        fill_exact_columns(self._exact, addresses, applied, outputs, dtypes, self._plan.dtype)
+
+    def _dtypes(self) -> int:
+        """Return the smallest of the expected dtype sets that has every dtype seen so far."""
+        seen = self._addresses.dtypes
+        for dtypes in self._dtype_sets:
+            if seen | dtypes == dtypes:
+                return dtypes
+        return seen
+
+    def _current_runs(self) -> RunTables:
+        """Return the tables of runs for the strides that gradients have now."""
+        runs = self._runs.current(self._addresses.strided["grad"])
+        if runs is not self._run_tables[0]:
+            self._run_tables = self._tabulate(runs)
+        return self._run_tables[1]
+
+    def _tabulate(self, runs: GradientRuns) -> tuple[GradientRuns, RunTables]:
+        return runs, RunTables.build(runs.first, runs.offsets, runs.codes)
+
+    def _reads_strided_in_full(self) -> bool:
+        strided = self._addresses.strided
+        return any(not rows.isdisjoint(strided[what]) for what, rows in self._in_full.items())
+
     def _on_device(self) -> AbstractContextManager[object]:
         """Triton launches on the current device, which need not be the model's."""
         device = self._tables.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _expected_dtype_sets(shards: Sequence[Shard]) -> tuple[int, ...]:
+    """Return the dtypes of all weights, then with those that gradients may have besides.
+
+    Kernels are compiled for a set, so that one that is not expected compiles during training.
+    Gradients have the dtype of the parameter that autograd sees, that of the weight, or float32
+    where they are accumulated; those of fp8 weights are bfloat16.
+    """
+    weights = dtype_set(s.weight().dtype for s in shards)
+    gradients = {p.dtype for s in shards for p in s.parameters}
+    if any(s.dtype.itemsize == 1 for s in shards):
+        gradients.add(torch.bfloat16)
+    if any(s.dtype.itemsize < 4 for s in shards):
+        gradients.add(torch.float32)
+    both = weights | dtype_set(gradients & DTYPE_CODES.keys())
+    return (weights,) if both == weights else (weights, both)

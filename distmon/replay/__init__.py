@@ -1,10 +1,10 @@
-"""Rules on recorded runs: what would have fired, and when. See docs/replay.md."""
+"""Evaluate rules on recorded runs: which alerts they would have raised. See docs/replay.md."""
 
 from distmon.replay.backtest import Failure, Replay, run_rules
-from distmon.replay.known_names import parse_map
+from distmon.replay.column_names import parse_map
 from distmon.replay.logs import LogError
-from distmon.replay.one_run import replay_run
 from distmon.replay.settings import activate, load_rules
+from distmon.replay.single_run import replay_run
 from distmon.replay.sources import Recording, Source, find_sources, read_source
 from distmon.replay.sweep import Sweep, SweepPoint, parse_sweep, run_sweep
 

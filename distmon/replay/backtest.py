@@ -1,4 +1,4 @@
-"""The rules over a list of records, and what came of it in numbers."""
+"""Evaluate rules on a list of records and count the alerts."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from distmon.alert import Alert, Severity
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.rules import RuleEngine
+from distmon.rules.alert import Alert, Severity
 from distmon.rules.engine import ActiveRule
 
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
-"""From the mildest to the worst."""
+"""In increasing order."""
 ALARM: Final[Severity] = "warning"
-"""The mildest alert that is called an alarm."""
+"""The lowest severity that counts as an alarm."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A rule that could not judge some of the records."""
+    """A rule that raised an exception on some of the records."""
 
     rule: str
     count: int
-    """How many records."""
+    """Number of records on which it failed."""
     step: int
-    """Of the first of them."""
+    """Step of the first of these records."""
     error: str
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What rules said of the records of one run."""
+    """The alerts of the rules on the records of one run."""
 
     records: Sequence[Record]
     alerts: tuple[Alert, ...]
     """In step order."""
     failures: tuple[Failure, ...] = ()
     idle: tuple[str, ...] = ()
-    """Rules that no record gave anything to judge: their silence means nothing."""
+    """Rules that no record had the data for, so that no alert does not mean no problem."""
 
     @property
     def observations(self) -> int:
-        """Steps that were looked at. An evaluation after the last look is a record of its own."""
+        """Number of observed steps. A partial record at the same step does not count again."""
         return len({record.step for record in self.records})
 
     @property
     def alarms(self) -> tuple[Alert, ...]:
-        """Warnings and worse."""
+        """Alerts with severity warning or higher."""
         return at_least(self.alerts, ALARM)
 
     @property
@@ -56,18 +56,18 @@ class Replay:
         return self.share(self.alarms)
 
     def share(self, alerts: Iterable[Alert]) -> float:
-        """Share of the observations that raised one of `alerts`; 0 without observations."""
+        """Return the share of observations that raised one of `alerts`; 0 without observations."""
         return len({alert.step for alert in alerts}) / max(1, self.observations)
 
     def by_rule(self) -> dict[str, list[Alert]]:
-        """The alerts of each rule that fired, most alerts first."""
+        """Return the alerts of each rule that fired, most alerts first."""
         found: dict[str, list[Alert]] = {}
         for alert in self.alerts:
             found.setdefault(alert.rule, []).append(alert)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def by_severity(self) -> dict[Severity, int]:
-        """How many alerts of each severity, worst first."""
+        """Return the number of alerts of each severity, highest first."""
         return {s: sum(a.severity == s for a in self.alerts) for s in reversed(SEVERITIES)}
 
 
@@ -76,9 +76,10 @@ def run_rules(
     active: Sequence[ActiveRule],
     progress: Callable[[float], None] = lambda _: None,
 ) -> Replay:
-    """Judge the records in order, as a monitor would have done it from a fresh start.
+    """Evaluate the records in order, as a monitor would have done from a fresh start.
 
-    `progress` is told the share that is done. A rule that fails is left out of that record only.
+    `progress` is called with the completed share. A rule that raises is skipped for that record
+    only.
     """
     engine = RuleEngine(active)
     alerts: list[Alert] = []
@@ -95,12 +96,12 @@ def run_rules(
                 error=before.error if before else f"{type(error).__name__}: {error}",
             )
         progress(done / len(records))
-    judged = {name: state["observation"] for name, state in engine.state_dict()["rules"].items()}
-    idle = tuple(each.rule.name for each in active if not judged[each.rule.name])
+    evaluated = {name: state["observation"] for name, state in engine.state_dict()["rules"].items()}
+    idle = tuple(each.rule.name for each in active if not evaluated[each.rule.name])
     return Replay(records, tuple(alerts), tuple(failures.values()), idle)
 
 
 def at_least(alerts: Iterable[Alert], severity: Severity) -> tuple[Alert, ...]:
-    """Those that are as bad or worse."""
+    """Return the alerts with this severity or a higher one."""
     limit = SEVERITIES.index(severity)
     return tuple(a for a in alerts if SEVERITIES.index(a.severity) >= limit)

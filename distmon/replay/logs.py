@@ -1,4 +1,4 @@
-"""A run as another logger kept it, made into records: losses and metrics, no parameters."""
+"""Convert the log of another tool into records: losses and metrics, no parameters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import Final
 
 from distmon.errors import DistmonError
-from distmon.evaluations import EvaluationHistory, evaluation_metrics
-from distmon.losses import LossEma
-from distmon.record import Evaluation, ParamTable, Record
-from distmon.replay.known_names import (
+from distmon.record.evaluations import EvaluationHistory, evaluation_metrics
+from distmon.record.loss_ema import LossEma
+from distmon.record.record import Evaluation, ParamTable, Record
+from distmon.replay.column_names import (
     EPOCH,
     EVAL_TRAIN_LOSS,
     LOSS,
@@ -26,13 +26,13 @@ from distmon.replay.known_names import (
 
 EMA_DECAY: Final = 0.99
 _RECENT: Final = 100
-"""Most losses that stand for the training loss of an evaluation."""
-_NO_OBSERVATION: Final = frozenset({LOSS, LOSS_EMA, VAL_LOSS, EVAL_TRAIN_LOSS, EPOCH, TIME, STEP})
-"""What is logged more or less often than a monitor looks."""
+"""Maximum number of losses that are averaged into the training loss of an evaluation."""
+_NOT_OBSERVATIONS: Final = frozenset({LOSS, LOSS_EMA, VAL_LOSS, EVAL_TRAIN_LOSS, EPOCH, TIME, STEP})
+"""Columns that do not mark a step as observed, since they are logged at other steps too."""
 
 
 class LogError(DistmonError):
-    """A file that another logger wrote cannot be read or says nothing that rules could use."""
+    """The log of another tool cannot be read, or has no column that rules use."""
 
 
 @dataclass(frozen=True)
@@ -41,35 +41,35 @@ class Log:
 
     columns: Mapping[str, Mapping[int, float]]
     times: Mapping[int, float] = field(default_factory=dict)
-    """Unix seconds by step, where they are known."""
+    """Unix seconds by step, where known."""
     name: str = ""
-    """Of the run, when a file holds several."""
+    """Name of the run, when a file holds several."""
     problems: tuple[str, ...] = ()
-    """What was odd about the file, one sentence each."""
+    """Problems of the file, one sentence each."""
 
 
 def records_of_log(
-    log: Log, asked: Mapping[str, str], interval: int | None
+    log: Log, requested: Mapping[str, str], interval: int | None
 ) -> tuple[list[Record], tuple[str, ...]]:
-    """The records, and the columns that no rule can use.
+    """Return the records, and the columns that no rule uses.
 
-    One observation for every step at which more than a loss was logged, or for every step when
-    there is nothing else; with `interval`, one for that many steps.
+    There is one observation for every step at which more than a loss was logged, or for every step
+    if there are only losses; with `interval`, one per `interval` steps.
     """
-    mapping = choose_columns(log.columns, asked)
+    mapping = choose_columns(log.columns, requested)
     if not set(mapping) - {STEP, TIME, EPOCH}:
         names = ", ".join(log.columns) or "none"
         raise LogError(
-            f"no column is known to the rules (columns: {names}); name one with --map loss=COLUMN"
+            f"no column is known to the rules (columns: {names}); map one with --map loss=COLUMN"
         )
-    chosen = {ours: log.columns[theirs] for ours, theirs in mapping.items()}
+    chosen = {metric: log.columns[column] for metric, column in mapping.items()}
     used = set(mapping.values())
     unused = tuple(column for column in log.columns if column not in used)
-    return _Observing(chosen, log.times).records(interval), unused
+    return _RecordBuilder(chosen, log.times).records(interval), unused
 
 
-class _Observing:
-    """Walks through the steps as a monitor would have done."""
+class _RecordBuilder:
+    """Builds records step by step, as a monitor would have done."""
 
     def __init__(
         self, chosen: Mapping[str, Mapping[int, float]], times: Mapping[int, float]
@@ -81,10 +81,10 @@ class _Observing:
         self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def records(self, interval: int | None) -> list[Record]:
-        judged = [
-            series for ours, series in self._chosen.items() if ours not in (STEP, TIME, EPOCH)
+        logged = [
+            series for metric, series in self._chosen.items() if metric not in (STEP, TIME, EPOCH)
         ]
-        steps = sorted(set().union(*judged))
+        steps = sorted(set().union(*logged))
         ends = self._ends(steps, interval)
         records: list[Record] = []
         since: list[int] = []
@@ -96,14 +96,14 @@ class _Observing:
         return records
 
     def _ends(self, steps: list[int], interval: int | None) -> Set[int]:
-        """The steps at which a record is complete."""
+        """Return the steps at which a record ends."""
         if interval is not None:
             return set({math.ceil(step / interval): step for step in steps}.values())
-        looked: set[int] = set()
-        for ours, series in self._chosen.items():
-            if ours not in _NO_OBSERVATION:
-                looked |= set(series)
-        return looked | set(steps[-1:]) if looked else set(steps)
+        observed: set[int] = set()
+        for metric, series in self._chosen.items():
+            if metric not in _NOT_OBSERVATIONS:
+                observed |= set(series)
+        return observed | set(steps[-1:]) if observed else set(steps)
 
     def _record(self, steps: Iterable[int]) -> Record:
         losses: dict[int, float] = {}
@@ -111,7 +111,7 @@ class _Observing:
         metrics: dict[str, float] = {}
         evaluations: list[Evaluation] = []
         for step in steps:
-            values = {ours: s[step] for ours, s in self._chosen.items() if step in s}
+            values = {metric: s[step] for metric, s in self._chosen.items() if step in s}
             if LOSS in values:
                 losses[step] = values[LOSS]
                 average = values.get(LOSS_EMA, self._ema.update(values[LOSS]))
@@ -119,7 +119,7 @@ class _Observing:
                     averages[step] = metrics[LOSS_EMA] = average
                 if math.isfinite(values[LOSS]):
                     self._recent.append(values[LOSS])
-            metrics |= {o: v for o, v in values.items() if o not in (EPOCH, STEP, TIME)}
+            metrics |= {m: v for m, v in values.items() if m not in (EPOCH, STEP, TIME)}
             if VAL_LOSS in values:
                 evaluations.append(self._evaluation(step, values))
         if evaluations:
@@ -139,7 +139,7 @@ class _Observing:
     def _evaluation(self, step: int, values: Mapping[str, float]) -> Evaluation:
         train_loss = values.get(EVAL_TRAIN_LOSS)
         if train_loss is None and self._recent:
-            # Not the moving average: over sparse rows it would look back too far.
+            # Not the moving average: in a sparse log it would cover too many steps.
             train_loss = fmean(self._recent)
         self._recent.clear()
         return self._history.take(step, values.get(EPOCH), train_loss, values[VAL_LOSS])

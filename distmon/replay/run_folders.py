@@ -1,4 +1,4 @@
-"""Records of a run folder as rules saw them: `records.jsonl` and `params.arrow` put together."""
+"""Rebuild the records of a run folder from `records.jsonl` and `params.arrow`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmon.metrics import PARAM_METRICS
-from distmon.reading import Run
-from distmon.record import (
-    Desync,
-    Evaluation,
-    FlowTable,
-    NonFinite,
-    NonFinitePlace,
-    ParamTable,
-    Record,
-)
+from distmon.record.record import Evaluation, GainTable, ParamTable, Record
+from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
+from distmon.runs.reader import Run
 
 
 def records_of_run(run: Run) -> list[Record]:
-    """Every record of the branch that led to the last step."""
+    """Return every record of the run, without steps that a later attempt replaced."""
     tables = _ParamTables(run.params)
     return [_record(entry, tables) for entry in run.records]
 
 
 class _ParamTables:
-    """`params.arrow` cut into the table of each observation; columns are views, not copies."""
+    """Splits `params.arrow` into the table of each observation; columns are views, not copies."""
 
     def __init__(self, table: Any) -> None:
         steps, attempts = (table[key].to_numpy() for key in ("step", "attempt"))
@@ -47,14 +40,18 @@ class _ParamTables:
             else np.full(len(steps), np.nan)
             for metric in PARAM_METRICS
         }
-        # A million rows name the same few hundred parameters: kept as numbers.
+        expected = self._columns["update_expected"]
+        if "frozen" in present and np.isnan(expected).any():
+            derived = _expected_before_0_2(self._columns, table["frozen"].to_numpy())
+            self._columns["update_expected"] = np.where(np.isnan(expected), derived, expected)
+        # A million rows have the same few hundred names, so they are stored as codes.
         names = table["name"].combine_chunks().dictionary_encode()
         self._dictionary: list[str] = names.dictionary.to_pylist()
         self._codes: NDArray[np.int32] = names.indices.to_numpy()
         self._last: tuple[NDArray[np.int32], tuple[str, ...]] = (self._codes[:0], ())
 
     def at(self, step: int, attempt: int) -> ParamTable:
-        """The table of one observation; an empty one when nothing was written for it."""
+        """Return the table of one observation; an empty one when nothing was written for it."""
         rows = self._rows.get((step, attempt))
         if rows is None:
             return ParamTable.empty()
@@ -69,13 +66,23 @@ class _ParamTables:
         return names
 
 
+def _expected_before_0_2(
+    columns: Mapping[str, NDArray[np.float64]], frozen: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Derive the evidence that 0.1 did not write: it wrote the verdict of one threshold instead."""
+    conclusive = (columns["has_grad"] == 0) | (columns["grad_zero_fraction"] < 1)
+    conclusive |= columns["in_optimizer"] == 0
+    expected = (columns["requires_grad"] > 0) & ~(columns["lr"] == 0) & conclusive
+    return np.asarray(expected | (frozen > 0), dtype=np.float64)
+
+
 def _record(entry: Mapping[str, Any], tables: _ParamTables) -> Record:
-    # A partial record comes after the observation of the same step, and measured nothing.
+    # A partial record follows the observation of the same step and has no parameters.
     partial = bool(entry.get("partial", False))
     params = ParamTable.empty() if partial else tables.at(entry["step"], entry["attempt"])
     steps = entry.get("loss_steps", ())
     averages = zip(steps, entry.get("loss_ema", ()), strict=False)
-    flow, nonfinite, desync = (entry.get(key) for key in ("flow", "nonfinite", "desync"))
+    gain, nonfinite, desync = (entry.get(key) for key in ("flow", "nonfinite", "desync"))
     return Record(
         step=entry["step"],
         time=_number(entry.get("time")),
@@ -85,10 +92,10 @@ def _record(entry: Mapping[str, Any], tables: _ParamTables) -> Record:
         ranks={name: _column(values) for name, values in entry.get("ranks", {}).items()},
         mfu_source=str(entry.get("mfu_source", "")),
         losses=dict(zip(steps, entry.get("loss_values", ()), strict=False)),
-        # Before the first finite loss there is no average; the file has NaN in its place.
+        # Before the first finite loss there is no average; the file has NaN there.
         loss_ema={step: value for step, value in averages if not math.isnan(value)},
         applied=bool(entry.get("applied", True)),
-        flow=None if flow is None else _flow(flow),
+        gradient_gain=None if gain is None else _gain(gain),
         evaluations=tuple(_evaluation(each) for each in entry.get("evaluations", ())),
         tasks={name: _number(norm) for name, norm in entry.get("tasks", {}).items()},
         nonfinite=None if nonfinite is None else _nonfinite(nonfinite),
@@ -99,7 +106,7 @@ def _record(entry: Mapping[str, Any], tables: _ParamTables) -> Record:
 
 
 def _number(value: float | None) -> float:
-    """JSON has no NaN: null stands for it."""
+    """Return NaN for null: JSON has no NaN."""
     return math.nan if value is None else float(value)
 
 
@@ -107,8 +114,8 @@ def _column(values: Iterable[float | None]) -> NDArray[np.float64]:
     return np.array([_number(value) for value in values], dtype=np.float64)
 
 
-def _flow(entry: Mapping[str, Any]) -> FlowTable:
-    return FlowTable(
+def _gain(entry: Mapping[str, Any]) -> GainTable:
+    return GainTable(
         tuple(entry["blocks"]), _column(entry["input_norm"]), _column(entry["output_norm"])
     )
 

@@ -1,4 +1,4 @@
-"""One threshold with several values: how often the rule would have fired with each."""
+"""Sweep one threshold: how often the rule would have fired with each value."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from distmon.config import RuleConfig, suggest
 from distmon.errors import ConfigError
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.replay.backtest import run_rules
-from distmon.replay.settings import FIXED, Settings, activate, as_settings
+from distmon.replay.settings import Settings, activate, as_settings
 from distmon.rules import BUILTIN, with_users_rules
 from distmon.rules.base import Rule
 from distmon.rules.engine import ActiveRule
 
 _COUNTS = ("patience", "cooldown")
-"""What every rule has beside its thresholds."""
+"""Settings that every rule has besides its thresholds."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """What one value does to one run."""
+    """The alerts of one run with one value."""
 
     value: float
     alerts: int
@@ -44,7 +44,7 @@ class SweepPoint:
 
 
 def parse_sweep(text: str, settings: Settings, own_rules: Sequence[Rule] = ()) -> Sweep:
-    """Read `rule.threshold=a,b,c`; `ConfigError` when there is no such thing."""
+    """Parse `rule.threshold=a,b,c`; raise ConfigError for an unknown rule or threshold."""
     left, _, right = text.partition("=")
     rule_name, dot, key = left.strip().rpartition(".")
     if not dot or not right.strip():
@@ -57,8 +57,6 @@ def parse_sweep(text: str, settings: Settings, own_rules: Sequence[Rule] = ()) -
     keys = [*rules[rule_name].thresholds, *_COUNTS]
     if key not in keys:
         raise ConfigError(f'unknown threshold "{key}" of {rule_name}; {suggest(key, keys)}')
-    if f"{rule_name}.{key}" == FIXED:
-        raise ConfigError(f"{FIXED} is applied while a run is recorded: a replay cannot change it")
     try:
         values = tuple(float(part) for part in right.split(","))
     except ValueError:
@@ -72,7 +70,7 @@ def parse_sweep(text: str, settings: Settings, own_rules: Sequence[Rule] = ()) -
 def run_sweep(
     records: Sequence[Record], sweep: Sweep, settings: Settings, own_rules: Sequence[Rule] = ()
 ) -> list[SweepPoint]:
-    """The rule with each value over the records of one run. Other rules are not run."""
+    """Evaluate the rule with each value on the records of one run; other rules are not run."""
     points = []
     for value in sweep.values:
         replay = run_rules(records, [with_value(sweep, value, settings, own_rules)])
@@ -86,7 +84,7 @@ def run_sweep(
 def with_value(
     sweep: Sweep, value: float, settings: Settings, own_rules: Sequence[Rule] = ()
 ) -> ActiveRule:
-    """The rule with that value; it is switched on, whatever the settings say."""
+    """Return the rule with that value, enabled even if the settings disable it."""
     given = settings.get(sweep.rule, RuleConfig()).model_dump(exclude_unset=True)
     changed = as_settings({sweep.rule: {**given, "enabled": True, sweep.key: value}})
     active = activate({**settings, **changed}, own_rules)
@@ -94,7 +92,7 @@ def with_value(
 
 
 def current_value(sweep: Sweep, settings: Settings, own_rules: Sequence[Rule] = ()) -> float:
-    """What the settings say now."""
+    """Return the value in the settings."""
     given = settings.get(sweep.rule, RuleConfig()).model_copy(update={"enabled": True})
     active = activate({**settings, sweep.rule: given}, own_rules)
     rule = next(each for each in active if each.rule.name == sweep.rule)

@@ -1,4 +1,4 @@
-"""Tables of numbers: CSV files and JSON lines, as people write them and as wandb exports them."""
+"""Read tables of numbers: CSV files and JSON lines, including wandb exports."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from distmon.replay.known_names import STEP, TIME, choose_columns
+from distmon.replay.column_names import STEP, TIME, choose_columns
 from distmon.replay.logs import Log, LogError
 
 CSV_SUFFIXES: Final = (".csv", ".tsv", ".txt")
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 _RUN_SEPARATOR: Final = " - "
-_SPREAD: Final = ("__MIN", "__MAX")
+_RANGE_SUFFIXES: Final = ("__MIN", "__MAX")
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def read_table(path: Path, asked: Mapping[str, str]) -> list[Log]:
-    """The runs in a file; a chart that was exported from wandb may hold several."""
+def read_table(path: Path, requested: Mapping[str, str]) -> list[Log]:
+    """Return the runs in a file; an exported wandb chart may hold several."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -35,7 +35,8 @@ def read_table(path: Path, asked: Mapping[str, str]) -> list[Log]:
         rows = _csv_rows(path, text)
     columns = [*dict.fromkeys(column for row in rows for column in row)]
     return [
-        _log(name, rows, names, asked, problems) for name, names in _columns_by_run(columns).items()
+        _log(name, rows, names, requested, problems)
+        for name, names in _columns_by_run(columns).items()
     ]
 
 
@@ -45,11 +46,11 @@ def _csv_rows(path: Path, text: str) -> Rows:
     try:
         return [*csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey="")]
     except csv.Error as error:
-        raise LogError(f"{path} is no readable table: {error}") from None
+        raise LogError(f"{path} is not a readable table: {error}") from None
 
 
 def _json_rows(path: Path, text: str, problems: list[str]) -> Rows:
-    """One list of objects, a `trainer_state.json` with its `log_history`, or one object a line."""
+    """Read a list of objects, the `log_history` of a `trainer_state.json`, or one object a line."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -63,9 +64,9 @@ def _json_rows(path: Path, text: str, problems: list[str]) -> Rows:
         if broken == len(lines):
             raise LogError(f"{path} holds no JSON")
         if broken:
-            problems.append(f"{broken} of {len(lines)} lines are broken and were skipped")
+            problems.append(f"{broken} of {len(lines)} lines are invalid JSON and were skipped")
     if not isinstance(content, list):
-        raise LogError(f"{path} must hold rows of named values, not a {type(content).__name__}")
+        raise LogError(f"{path} must be a list of JSON objects, not a {type(content).__name__}")
     return [row for row in content if isinstance(row, dict)]
 
 
@@ -77,12 +78,12 @@ def _parsed(line: str) -> Any:
 
 
 def _columns_by_run(columns: Iterable[str]) -> dict[str, dict[str, str]]:
-    """By run: the metric's name to its column. wandb's charts name a column `run - metric`."""
+    """Return, by run, the column of each metric. wandb charts have columns `run - metric`."""
     shared: dict[str, str] = {}
     runs: dict[str, dict[str, str]] = {}
     for column in columns:
         run, separator, metric = column.rpartition(_RUN_SEPARATOR)
-        if column.endswith(_SPREAD) or not column:
+        if column.endswith(_RANGE_SUFFIXES) or not column:
             continue
         if separator:
             runs.setdefault(run, {})[metric] = column
@@ -95,16 +96,16 @@ def _log(
     name: str,
     rows: Rows,
     names: Mapping[str, str],
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     problems: Iterable[str],
 ) -> Log:
     found = [*problems]
-    mapping = choose_columns(names, asked)
+    mapping = choose_columns(names, requested)
     step_column = names.get(mapping.get(STEP, ""))
     time_column = names.get(mapping.get(TIME, ""))
     values: dict[str, dict[int, float]] = {metric: {} for metric in names}
     times: dict[int, float] = {}
-    step, lost = 0, 0
+    step, skipped = 0, 0
     for number, row in enumerate(rows, start=1):
         if step_column is None:
             step = number
@@ -114,9 +115,9 @@ def _log(
             if at is not None and math.isfinite(at):
                 step = int(at)
             elif given not in (None, ""):
-                lost += 1
+                skipped += 1
                 continue
-            # A row without a step, as some loggers write for evaluations, belongs to the last one.
+            # A row without a step, as some loggers write for evaluations, has the last step.
         for metric, column in names.items():
             value = _number(row.get(column))
             if value is not None:
@@ -125,14 +126,14 @@ def _log(
         if when is not None:
             times[step] = when
     if step_column is None:
-        found.append("no column holds the step: rows are counted from 1 (--map step=COLUMN)")
-    if lost:
-        found.append(f"{lost} rows have no number for a step and were skipped")
+        found.append("no column has the step: rows are numbered from 1 (--map step=COLUMN)")
+    if skipped:
+        found.append(f"{skipped} rows have an invalid step and were skipped")
     return Log(values, times, name, tuple(found))
 
 
 def _number(value: Any) -> float | None:
-    """None for what is missing or no number; NaN only where somebody wrote it."""
+    """Return the value as float; None when it is missing or not a number. "nan" is NaN."""
     if value is None or isinstance(value, bool):
         return None
     try:

@@ -1,4 +1,4 @@
-"""TensorBoard event files, distmon's own or anybody's."""
+"""Read TensorBoard event files of any writer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from distmon.replay.logs import Log, LogError
 
 
 def is_event_file(path: Path) -> bool:
-    """By its name, as TensorBoard itself decides."""
+    """Return whether it is an event file, by its name as TensorBoard does."""
     return "tfevents" in path.name
 
 
 def read_events(path: Path) -> Log:
-    """All scalars of one folder of event files, or of one file. A re-run step replaces the old."""
+    """Read all scalars of a folder of event files or of one file; a repeated step replaces."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError:
         raise ConfigError(
-            "TensorBoard files are read with a package: pip install 'distmon[tensorboard]'"
+            "reading TensorBoard files needs a package: pip install 'distmon[tensorboard]'"
         ) from None
-    # 0: keep every value, where the default thins them out.
+    # 0 keeps every value; the default subsamples.
     events: Any = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
     try:
         events.Reload()
@@ -37,7 +37,7 @@ def read_events(path: Path) -> Log:
         columns[tag] = {event.step: float(event.value) for event in found}
         times |= {event.step: event.wall_time for event in found}
     for tag in tags["tensors"]:
-        # Newer writers store a scalar as a tensor of no dimension.
+        # Newer writers store a scalar as a 0-dimensional tensor.
         if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
             found = events.Tensors(tag)
             columns[tag] = {e.step: float(make_ndarray(e.tensor_proto)) for e in found}

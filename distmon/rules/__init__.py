@@ -1,40 +1,32 @@
-"""Pure functions of records that say what is wrong, where, and what to do."""
+"""Rules: functions of records that return findings, which become alerts with advice."""
 
-from distmon.rules import (
-    convergence,
-    devices,
-    evaluations,
-    frozen,
-    gain,
-    gradients,
-    loss,
-    nonfinite,
-    replicas,
-    skipped,
-    speed,
-    tasks,
-    updates,
-    weights,
-)
+from importlib import import_module
+from typing import Final
+
+from distmon.rules.base import Rule
 from distmon.rules.engine import RuleEngine, configure
-from distmon.rules.user import rule, with_users_rules
+from distmon.rules.user_rules import rule, with_users_rules
 
-BUILTIN = (
-    *nonfinite.RULES,
-    *replicas.RULES,
-    *loss.RULES,
-    *gradients.RULES,
-    *gain.RULES,
-    *weights.RULES,
-    *frozen.RULES,
-    *updates.RULES,
-    *skipped.RULES,
-    *convergence.RULES,
-    *evaluations.RULES,
-    *tasks.RULES,
-    *speed.RULES,
-    *devices.RULES,
+RULE_MODULES: Final = (
+    "nonfinite",
+    "replicas",
+    "loss",
+    "gradients",
+    "gain",
+    "weights",
+    "frozen",
+    "updates",
+    "skipped_steps",
+    "convergence",
+    "evaluations",
+    "tasks",
+    "speed",
+    "devices",
 )
-"""All rules that come with distmon, most urgent first."""
+"""Modules of this folder that have RULES, most urgent first."""
+BUILTIN: Final[tuple[Rule, ...]] = tuple(
+    each for module in RULE_MODULES for each in import_module(f"distmon.rules.{module}").RULES
+)
+"""All built-in rules, most urgent first."""
 
 __all__ = ["BUILTIN", "RuleEngine", "configure", "rule", "with_users_rules"]

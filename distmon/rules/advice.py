@@ -1,19 +1,19 @@
-"""Advice with the numbers of the run in it: what to set from what to what."""
+"""Advice that contains the run's own numbers: which setting to change, from and to which value."""
 
 from __future__ import annotations
 
 import math
 
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.rules.base import metric
 
 TIGHTER = 0.7
-"""What a clip is multiplied with; 1.0 becomes 0.7."""
+"""Factor by which a clipping norm is tightened; 1.0 becomes 0.7."""
 _USUAL_CLIP = 1.0
 
 
 def number(value: float) -> str:
-    """Two digits, in the way people write settings: 3e-3, 1.5e-3, 0.7, 1.0, 250."""
+    """Format with two digits as in a config file: 3e-3, 1.5e-3, 0.7, 1.0, 250."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     exponent = math.floor(math.log10(abs(float(f"{value:.1e}"))))
@@ -25,12 +25,12 @@ def number(value: float) -> str:
 
 
 def lower_lr(record: Record, *, of: str = "", lr: float | None = None) -> str:
-    """Halve it. `of` names whose it is, `lr` is the value when it is not the run's own."""
+    """Advise to halve the learning rate; `of` names a param group and `lr` is its value."""
     return _change_lr(record, "halve", 0.5, of, lr)
 
 
 def raise_lr(record: Record, *, of: str = "", lr: float | None = None) -> str:
-    """Double it."""
+    """Advise to double the learning rate; arguments as in `lower_lr`."""
     return _change_lr(record, "double", 2.0, of, lr)
 
 
@@ -42,27 +42,36 @@ def _change_lr(record: Record, verb: str, factor: float, of: str, lr: float | No
     return f"{text} from {number(now)} to {number(factor * now)}"
 
 
-def clip_in_force(record: Record) -> float | None:
-    """The norm that gradients were clipped to at this step, None when they were not.
+def applied_norm(record: Record) -> tuple[float | None, float]:
+    """Return the norm of the gradients that the optimizer applied, and its standard error."""
+    # Records of 0.1 have it under the name that the reported norm has now.
+    for tag in ("monitor/applied_grad_norm", "monitor/grad_norm"):
+        norm = metric(record, tag)
+        if norm is not None:
+            return norm, metric(record, f"{tag}_stderr") or 0.0
+    return None, 0.0
 
-    The applied norm is estimated from a sample, so it has to be lower by more than its error.
+
+def clip_in_force(record: Record) -> float | None:
+    """Return the norm that gradients were clipped to at this step; None when they were not.
+
+    The norm after clipping is estimated from a sample, so it must be lower by more than its error.
     """
-    shown = metric(record, "train/unclipped_grad_norm")
-    applied = metric(record, "monitor/grad_norm")
-    if shown is None or applied is None:
+    unclipped = metric(record, "train/unclipped_grad_norm")
+    applied, error = applied_norm(record)
+    if unclipped is None or applied is None:
         return None
-    error = metric(record, "monitor/grad_norm_stderr") or 0.0
-    return applied if shown > 1.1 * (applied + 2 * error) else None
+    return applied if unclipped > 1.1 * (applied + 2 * error) else None
 
 
 def before_clipping(record: Record) -> float:
-    """What the applied gradients were multiplied with by clipping, undone: 1 without clipping."""
+    """Return the factor from the clipped to the unclipped gradient norm; 1 without clipping."""
     clip = clip_in_force(record)
     return record.metrics["train/unclipped_grad_norm"] / clip if clip else 1.0
 
 
 def tighten_clipping(record: Record) -> str:
-    """From what it is to 0.7 of it; where none was in force, a value to begin with."""
+    """Advise to clip at 0.7 of the current clipping norm, or to start clipping."""
     clip = clip_in_force(record)
     if clip:
         return f"tighten gradient clipping from {number(clip)} to {number(TIGHTER * clip)}"

@@ -1,4 +1,4 @@
-"""What a rule is: a small function of a record, with named thresholds and advice."""
+"""The parts of a rule: a check function of a record, named thresholds, findings and advice."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final
 
-from distmon.alert import Severity
-from distmon.record import Record
+from distmon.record.record import Record
+from distmon.rules.alert import Severity
 
 Limits = Mapping[str, float]
 """Threshold values by name, as configured."""
 Memory = dict[str, Any]
-"""What a rule remembers from record to record; JSON-able, saved with the checkpoint."""
+"""State of a rule between records; JSON-serializable, saved in the checkpoint."""
 
 MARGIN: Final = 0.1
-"""How far inside its limit, as a share of it, a value has to be before its finding is over."""
+"""Hysteresis: a finding ends when its value is this fraction of the limit inside the limit."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """One number that a user may tune."""
+    """A number that a user may set in `rules.<rule>.<threshold>`."""
 
     value: float
     help: str
@@ -29,40 +29,40 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong in this record. Patience and cooldown are counted per `key`."""
+    """Something wrong in this record. Patience and cooldown are counted per `key`."""
 
     key: str
     message: str
     group: str = ""
-    """Findings of one group become one alert."""
+    """Findings of the same group become one alert."""
     params: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
-    """Besides the layers of `params`."""
+    """Layers in addition to those of `params`."""
     ranks: tuple[int, ...] = ()
     advice: tuple[str, ...] = ()
-    """Replaces the rule's own advice when it fits better."""
+    """Overrides the rule's advice."""
     severity: Severity | None = None
-    """Replaces the rule's own severity."""
+    """Overrides the rule's severity."""
     measured: float | None = None
     threshold: float | None = None
     fading: bool = False
-    """Back inside the limit, but by less than MARGIN: raises nothing, ends nothing."""
+    """Inside the limit by less than MARGIN: raises no alert, but does not end an episode."""
     is_new: bool = False
-    """Known not to be what was told before: fires in spite of the cooldown."""
+    """Different from the last alert of this key: raises an alert despite the cooldown."""
 
 
-def tell_first(findings: Sequence[Finding]) -> str:
-    """The message of a rule that finds one thing at a time."""
+def first_message(findings: Sequence[Finding]) -> str:
+    """Return the message of the first finding."""
     return findings[0].message
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with its defaults. `check` is pure but for the memory it is handed."""
+    """A rule with its defaults. `check` is a pure function, except that it updates its memory."""
 
     name: str
     summary: str
-    """When it fires, in words."""
+    """When the rule fires, in one line."""
     check: Callable[[Record, Limits, Memory], Iterable[Finding]]
     severity: Severity
     advice: tuple[str, ...]
@@ -70,26 +70,29 @@ class Rule:
     patience: int = 1
     cooldown: int = 10
     needs: tuple[str, ...] = ()
-    """Parts of a record (`params`, `flow`, `evaluations`, `tasks`, or the tag of a metric), one of
-    which has to be there: without, the record is no observation for this rule."""
-    tell: Callable[[Sequence[Finding]], str] = tell_first
-    """Puts the findings of one group into one message."""
+    """Parts of a record (`params`, `gradient_gain`, `evaluations`, `tasks`, or the tag of a
+    metric). The rule is evaluated only on records that have at least one of them."""
+    combine_messages: Callable[[Sequence[Finding]], str] = first_message
+    """Makes one message from the findings of one group."""
 
 
 def metric(record: Record, tag: str) -> float | None:
-    """The value of a metric; None where there is none or it is not finite."""
+    """Return the value of a metric; None when it is missing or not finite."""
     value = record.metrics.get(tag)
     return value if value is not None and isfinite(value) else None
 
 
 def name_some(names: Sequence[str], most: int = 5) -> str:
-    """`a, b and 3 more`."""
+    """Join at most `most` names: `a, b and 3 more`."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def layer_of(param: str) -> str:
-    """`blocks.2.mlp.up.weight` -> `blocks.2`; a parameter outside a list -> its module."""
+    """Return the layer of a parameter: `blocks.2` for `blocks.2.mlp.up.weight`.
+
+    Without a number in the name, the layer is the module that holds the parameter.
+    """
     parts = param.split(".")
     for i, part in enumerate(parts):
         if part.isdigit():

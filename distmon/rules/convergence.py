@@ -1,4 +1,4 @@
-"""A loss that no longer gets better, or gets worse and worse."""
+"""Convergence: a training loss that stops improving or diverges."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import statistics
 from collections.abc import Iterable
 from math import isfinite
 
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, tighten_clipping
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
-from distmon.rules.schedule import follow_lr
+from distmon.rules.lr_schedule import lr_phase
 
 LOSS_EMA = "train/step_loss_ema"
 _POINTS = 20
-"""Averages that are remembered from a window."""
+"""Number of averages kept per window."""
 
 
 def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The average now against the one a window ago.
+    """Compare the average loss with its value one window ago.
 
-    The window grows with the run: late in a long one, a loss that falls well falls by little in
-    any fixed number of steps.
+    The window grows with the run: late in a long run, a healthy loss falls only a little in any
+    fixed number of steps.
     """
-    phase, now = follow_lr(record, memory), metric(record, LOSS_EMA)
+    phase, now = lr_phase(record, memory), metric(record, LOSS_EMA)
     if now is None:
         return
     window = max(limits["window"], limits["share"] * record.step)
@@ -47,8 +47,8 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
 
 
 def check_best(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """How long ago the average was at its best."""
-    phase, now = follow_lr(record, memory), metric(record, LOSS_EMA)
+    """Count the steps since the average loss was lowest."""
+    phase, now = lr_phase(record, memory), metric(record, LOSS_EMA)
     if now is None:
         return
     best = memory.get("best", now)
@@ -60,8 +60,8 @@ def check_best(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     if waited >= limits["steps"] and phase not in ("ending", "off"):
         yield Finding(
             key="best",
-            message=f"the average loss was at its best, {best:.4g}, at step {since}, {waited} "
-            f"steps ago; it is {now:.4g} now (limit {limits['steps']:g} steps)",
+            message=f"the average loss was lowest, {best:.4g}, at step {since}, {waited} steps "
+            f"ago; it is {now:.4g} now (limit {limits['steps']:g} steps)",
             advice=(lower_lr(record), *_ADVICE[1:]),
             measured=float(waited),
             threshold=limits["steps"],
@@ -69,9 +69,10 @@ def check_best(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The losses since the last record against the best average: a rise too slow for a spike.
+    """Compare the losses since the last record with the best average.
 
-    The median of them, so that one bad batch is left to `loss_spike`.
+    It finds a rise that is too slow for `loss_spike`, and uses the median loss so that one bad
+    batch does not count.
     """
     average = metric(record, LOSS_EMA)
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
@@ -85,7 +86,7 @@ def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable
         yield Finding(
             key="divergence",
             message=f"the loss is {now:.4g}, {now / best - 1:.0%} above its best average "
-            f"{best:.4g} (limit {limits['rise']:.0%}): it diverges",
+            f"{best:.4g} (limit {limits['rise']:.0%}): training diverges",
             advice=(lower_lr(record), tighten_clipping(record), *_ADVICE_DIVERGENCE[2:]),
             measured=now / best - 1,
             threshold=limits["rise"],
@@ -96,13 +97,13 @@ def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable
 _ADVICE_DIVERGENCE = (
     "halve the learning rate",
     "tighten gradient clipping",
-    "go back to a checkpoint from before the rise",
+    "resume from a checkpoint before the rise",
 )
 _ADVICE = (
     "halve the learning rate",
-    "if it has never been lower than at the start, double the learning rate instead and check that "
-    "labels and inputs belong together",
-    "if the loss is as low as you hoped, stop: the run has converged",
+    "if the loss has never fallen since the start, double the learning rate instead and check that "
+    "labels match inputs",
+    "if the loss is low enough, stop: the run has converged",
 )
 
 RULES = (
@@ -119,16 +120,16 @@ RULES = (
     Rule(
         name="loss_plateau",
         summary="average loss changed < change over the last `window` steps, or `share` of the run "
-        "if that is more; not in a warmup, nor when the lr has decayed",
+        "if that is more; not during warmup or after the lr has decayed",
         check=check_plateau,
         severity="warning",
         patience=2,
         cooldown=20,
         needs=(LOSS_EMA,),
         thresholds={
-            "change": Threshold(0.01, "relative change below which nothing happens"),
+            "change": Threshold(0.01, "relative change below which the loss is on a plateau"),
             "window": Threshold(2000, "steps"),
-            "share": Threshold(0.33, "share of the run so far that the window covers at least"),
+            "share": Threshold(0.33, "minimum window as a share of the run so far"),
         },
         advice=_ADVICE,
     ),

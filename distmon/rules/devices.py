@@ -1,4 +1,4 @@
-"""Memory and devices: full, leaking, hot, throttled, idle, failing."""
+"""Memory and devices: full or leaking memory; hot, throttled, idle or failing devices."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from distmon.record import Column, Record
-from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
-from distmon.telemetry.hardware import alarming, throttle_words
-from distmon.telemetry.hardware.throttle import POWER_CAP
-from distmon.telemetry.trend import creep
+from distmon.collect.telemetry.hardware import throttle_words, unexpected_reasons
+from distmon.collect.telemetry.hardware.throttle import POWER_CAP
+from distmon.record.record import Column, Record
+from distmon.rules.base import (
+    MARGIN,
+    Finding,
+    Limits,
+    Memory,
+    Rule,
+    Threshold,
+    metric,
+    name_some,
+)
+from distmon.rules.memory_trend import sustained_growth
 
 ALLOCATED, RESIDENT = "memory/allocated_bytes", "memory/rss_bytes"
 LEAKING = (("allocated_bytes", ALLOCATED, "device"), ("rss_bytes", RESIDENT, "host"))
-UTILISATION = "hardware/utilisation"
+UTILIZATION = "hardware/utilization"
 TEMPERATURE = "hardware/temperature"
 WINDOW = 256
 MB = 2**20
@@ -24,13 +33,13 @@ def _column(record: Record, name: str) -> Column:
     return np.asarray(record.ranks.get(name, np.zeros(0)), dtype=np.float64)
 
 
-def _ranks(where: Sequence[int], most: int = 5) -> str:
-    shown = ", ".join(map(str, where[:most]))
-    return f"rank {shown}" + (f" and {len(where) - most} more" if len(where) > most else "")
+def _affected(ranks: Sequence[int]) -> str:
+    """Return `; affected: rank 1, 3` for several ranks, nothing for one."""
+    return f"; affected: rank {name_some([*map(str, ranks)])}" if len(ranks) > 1 else ""
 
 
 def check_full(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Device memory as its driver counts it, everybody's together."""
+    """Check the device memory that the driver reports, of all processes together."""
     used, total = _column(record, "memory_used_bytes"), _column(record, "memory_total_bytes")
     with np.errstate(divide="ignore", invalid="ignore"):
         share = used / total
@@ -41,7 +50,7 @@ def check_full(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     yield Finding(
         key="full",
         message=f"{share[worst]:.1%} of the device memory of rank {worst} is in use (limit "
-        f"{limits['share']:.0%}); {_ranks(full.tolist())} in all",
+        f"{limits['share']:.0%}){_affected(full.tolist())}",
         ranks=tuple(full.tolist()),
         measured=float(share[worst]),
         threshold=limits["share"],
@@ -50,15 +59,15 @@ def check_full(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def check_creep(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Memory that grows without end, on the device or on the host, and the rank of most growth.
+    """Find device or host memory that keeps growing, and the rank where it grows most.
 
-    The series is the growth of that rank since the first record: the fullest rank may be another
-    one, which holds more and leaks nothing.
+    The series is the growth of that rank since the first record, because the rank that uses most
+    memory need not be the one that leaks.
     """
     for column, tag, what in LEAKING:
-        now = np.nan_to_num(_column(record, column))  # 0: a rank that did not tell
+        now = np.nan_to_num(_column(record, column))  # 0: a rank without a value
         by_rank = bool(now.any())
-        if not by_rank:  # a foreign log knows the fullest rank alone
+        if not by_rank:  # logs of other tools have only the maximum over ranks
             now = np.array([metric(record, tag) or 0.0])
         kept = memory.get(what, {})
         if len(kept.get("first", ())) != len(now):
@@ -72,15 +81,15 @@ def check_creep(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
         steps = [*kept["steps"], record.step][-WINDOW:]
         series = [*kept["grown"], float(grown[worst])][-WINDOW:]
         memory[what] = {"first": first.tolist(), "steps": steps, "grown": series}
-        slope = creep(series, steps, WINDOW)
+        slope = sustained_growth(series, steps, WINDOW)
         growth = slope * (steps[-1] - steps[0]) / (float(first[worst]) + series[0])
-        # Warming up looks like a leak for a while: the shorter the look, the more it takes.
+        # Memory also grows at the start of a run, so a shorter series needs a larger growth.
         limit = limits["growth"] * WINDOW / len(steps)
         if growth > limit:
-            rank = f"rank {worst}" if by_rank else "the fullest rank"
+            rank = f"rank {worst}" if by_rank else "the rank that uses most"
             yield Finding(
                 key=what,
-                message=f"memory of the {what} keeps growing, most on {rank}: by "
+                message=f"{what} memory keeps growing, most on {rank}: by "
                 f"{1000 * slope / MB:,.1f} MB per 1000 steps, {growth:.0%} since step {steps[0]} "
                 f"(limit {limit:.0%} over {len(steps)} records)",
                 ranks=(worst,) if by_rank else (),
@@ -90,7 +99,7 @@ def check_creep(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
 
 
 def check_retries(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The allocator emptied its cache to find room; each time stalls the device."""
+    """Check how often the caching allocator had to free its cache, which stalls the device."""
     now = np.nan_to_num(_column(record, "retries"))
     before = np.asarray(memory.get("retries", []), dtype=np.float64)
     memory["retries"] = now.tolist()
@@ -101,9 +110,9 @@ def check_retries(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
         worst = int(grown[np.argmax((now - before)[grown])])
         yield Finding(
             key="retries",
-            message=f"the allocator of rank {worst} had to empty its cache "
-            f"{now[worst] - before[worst]:.0f} times since the last record; "
-            f"{_ranks(grown.tolist())} in all",
+            message=f"the caching allocator of rank {worst} freed its cache to find memory "
+            f"{now[worst] - before[worst]:.0f} times since the last record"
+            f"{_affected(grown.tolist())}",
             ranks=tuple(grown.tolist()),
             measured=float(now[worst] - before[worst]),
             threshold=limits["retries"],
@@ -111,8 +120,8 @@ def check_retries(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
 
 
 def check_underused(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Devices that wait most of the time."""
-    use = metric(record, UTILISATION)
+    """Check for devices that are idle most of the time."""
+    use = metric(record, UTILIZATION)
     if use is None or use >= (1 + MARGIN) * limits["share"]:
         return
     yield Finding(
@@ -125,22 +134,22 @@ def check_underused(record: Record, limits: Limits, memory: Memory) -> Iterable[
 
 
 def check_throttled(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Clocks held down for a reason other than load."""
+    """Check for clocks that are reduced for a reason other than load."""
     reasons = _column(record, "throttle_reasons")
     known = np.flatnonzero(np.isfinite(reasons))
-    # A board at its power limit is what full load looks like.
-    bad = [int(r) for r in known if alarming(int(reasons[r])) & ~POWER_CAP]
+    # A board at its power limit is normal under full load.
+    bad = [int(r) for r in known if unexpected_reasons(int(reasons[r])) & ~POWER_CAP]
     if bad:
         words = ", ".join(throttle_words(int(reasons[bad[0]])))
         yield Finding(
             key="throttled",
-            message=f"the device of rank {bad[0]} is throttled ({words}); {_ranks(bad)} in all",
+            message=f"the device of rank {bad[0]} is throttled ({words}){_affected(bad)}",
             ranks=tuple(bad),
         )
 
 
 def check_hot(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Chips near the temperature at which they slow down."""
+    """Check for devices near the temperature at which they throttle."""
     degrees = _column(record, "temperature_c")
     hot = np.flatnonzero(degrees > limits["celsius"] - 2)
     if not hot.size:
@@ -149,7 +158,7 @@ def check_hot(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
     yield Finding(
         key="hot",
         message=f"the device of rank {worst} is at {degrees[worst]:.0f} C (limit "
-        f"{limits['celsius']:g}); {_ranks(hot.tolist())} in all",
+        f"{limits['celsius']:g}){_affected(hot.tolist())}",
         ranks=tuple(hot.tolist()),
         measured=float(degrees[worst]),
         threshold=limits["celsius"],
@@ -158,7 +167,7 @@ def check_hot(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
 
 
 def check_ecc(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Uncorrected memory errors since the first record: data was lost on the way."""
+    """Check for uncorrected memory errors since the first record, which corrupt data."""
     now = np.nan_to_num(_column(record, "ecc_uncorrected"))
     first = np.asarray(memory.setdefault("first", now.tolist()), dtype=np.float64)
     if first.shape != now.shape:
@@ -170,7 +179,7 @@ def check_ecc(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
         yield Finding(
             key="ecc",
             message=f"the device of rank {worst} had {now[worst] - first[worst]:.0f} uncorrected "
-            "memory errors since the run began",
+            "memory errors since the run began" + _affected(new.tolist()),
             ranks=tuple(new.tolist()),
             measured=float(now[worst] - first[worst]),
             threshold=limits["errors"],
@@ -180,16 +189,17 @@ def check_ecc(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
 RULES = (
     Rule(
         name="memory_high",
-        summary="device memory in use > share of it",
+        summary="device memory in use > share of the total",
         check=check_full,
         severity="warning",
         patience=2,
         needs=("hardware/memory_fraction",),
         thresholds={"share": Threshold(0.95, "of the device's memory")},
         advice=(
-            "a smaller micro-batch with more accumulation, or activation checkpointing",
-            "look at fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-            "look for another process on the device",
+            "use a smaller micro-batch with more gradient accumulation, or activation "
+            "checkpointing",
+            "reduce fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            "check for another process on the device",
         ),
     ),
     Rule(
@@ -203,45 +213,46 @@ RULES = (
             "growth": Threshold(0.05, "relative growth over 256; over n, 256 / n times that")
         },
         advice=(
-            "look for tensors kept with their graph: losses in a list, metrics without detach()",
-            "look for a cache without a bound, also in the data loader's workers",
+            "look for tensors that keep their autograd graph: losses in a list, metrics without "
+            "detach()",
+            "look for an unbounded cache, also in the data loader's workers",
         ),
     ),
     Rule(
         name="memory_retries",
-        summary="the allocator emptied its cache > retries times since the last record",
+        summary="the caching allocator freed its cache > retries times since the last record",
         check=check_retries,
         severity="warning",
         needs=("ranks",),
         thresholds={"retries": Threshold(0, "times that are still healthy")},
         advice=(
-            "leave more room: a smaller micro-batch, activation checkpointing, more shards",
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
+            "free memory: a smaller micro-batch, activation checkpointing, more shards",
+            "reduce fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
     ),
     Rule(
         name="gpu_underused",
-        summary="mean utilisation of the devices < share",
+        summary="mean utilization of the devices < share",
         check=check_underused,
         severity="info",
         patience=5,
-        needs=(UTILISATION,),
+        needs=(UTILIZATION,),
         thresholds={"share": Threshold(0.5, "of the time with a kernel running")},
         advice=(
-            "look at the phases: data and optimizer are the usual ones",
-            "a larger batch, CUDA graphs or torch.compile where kernels are small",
+            "look at the phase times: data and optimizer are the usual causes",
+            "use a larger batch, or CUDA graphs or torch.compile where kernels are small",
         ),
     ),
     Rule(
         name="gpu_throttled",
-        summary="a clock is held down by power, heat or hardware",
+        summary="a device clock is reduced by power, heat or hardware",
         check=check_throttled,
         severity="warning",
         patience=2,
         needs=("hardware/temperature",),
         advice=(
-            "check cooling and power of that host; compare its clocks with the others'",
-            "take the host out of the job if it slows down the rest",
+            "check cooling and power of that host; compare its clocks with those of other hosts",
+            "remove the host from the job if it slows down the other ranks",
         ),
     ),
     Rule(
@@ -262,8 +273,8 @@ RULES = (
         needs=("ranks",),
         thresholds={"errors": Threshold(0, "errors that are still healthy")},
         advice=(
-            "do not trust the weights since then: go back to a checkpoint from before",
-            "take the device out of service and run its diagnostics",
+            "do not trust the weights since then: resume from a checkpoint before the error",
+            "remove the device from the job and run its diagnostics",
         ),
     ),
 )

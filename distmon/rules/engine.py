@@ -1,4 +1,4 @@
-"""Runs the rules on every record: patience, episodes, settings, and state for the checkpoint."""
+"""Evaluate the rules on every record: settings, patience, episodes, and checkpointed state."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
-from distmon.alert import Alert, Severity
 from distmon.config import RuleConfig, suggest
 from distmon.errors import ConfigError
-from distmon.record import Record
+from distmon.record.record import Record
+from distmon.rules.alert import Alert, Severity
 from distmon.rules.base import Finding, Limits, Rule, layer_of, metric
 from distmon.rules.episodes import RuleState
 
 _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
-"""From the mildest to the gravest."""
+"""In increasing order."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class ActiveRule:
 
     rule: Rule
     severity: Severity | None
-    """Set by the user: replaces what rule and finding say."""
+    """Set by the user; overrides the severity of rule and finding."""
     patience: int
     cooldown: int
     limits: Limits
 
-    def gravity(self, severity: Severity | None = None) -> int:
-        """How grave an alert is whose finding has this severity."""
+    def severity_index(self, severity: Severity | None = None) -> int:
+        """Return the severity of an alert as an index, given the severity of its finding."""
         return _SEVERITIES.index(self.severity or severity or self.rule.severity)
 
 
 def configure(rules: Sequence[Rule], settings: Mapping[str, RuleConfig]) -> list[ActiveRule]:
-    """Apply the user's settings; an unknown rule or threshold is a ConfigError."""
+    """Apply the user's settings; raise ConfigError for an unknown rule or threshold."""
     known = {rule.name: rule for rule in rules}
     for name in settings:
         if name not in known:
@@ -66,7 +66,7 @@ def configure(rules: Sequence[Rule], settings: Mapping[str, RuleConfig]) -> list
 
 
 def _number(value: Any, key: str) -> float:
-    """YAML reads 1e-9 as text because it has no dot; people write it all the same."""
+    """Convert to float; YAML parses 1e-9 as a string because it has no dot."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with suppress(ValueError):
             return float(value)
@@ -77,28 +77,29 @@ class RuleEngine:
     """Evaluates the active rules. The same records give the same alerts on every rank.
 
     An episode of a key begins with its first alert and ends after three observations in a row
-    without a finding. While it lasts, reminders come after one cooldown, then two, four and eight;
-    what becomes graver is told at once.
+    without a finding. During an episode, the alert is repeated after one cooldown, then after two,
+    four and eight; a higher severity is reported at once.
     """
 
     def __init__(self, active: Sequence[ActiveRule]) -> None:
         self._active = active
-        self._states = {a.rule.name: RuleState() for a in active}
+        self.states = {a.rule.name: RuleState() for a in active}
 
     def evaluate(self, record: Record) -> tuple[list[Alert], dict[str, Exception]]:
-        """The alerts that this record raises, and the rules that failed on it, by name.
+        """Return the alerts of this record, and the exceptions of rules that failed, by name.
 
-        A partial record is an observation only for the rules that need what it has.
+        A partial record is evaluated only by rules whose `needs` it has.
         """
         alerts: list[Alert] = []
         failures: dict[str, Exception] = {}
-        # What was not measured, as on a skipped step, neither confirms nor ends a streak.
+        # A parameter that was not measured, as on a skipped step, neither continues nor ends a
+        # streak.
         unmeasured = {
             record.params.names[i]
             for i in np.flatnonzero(np.isnan(record.params.columns["update_ratio"]))
         }
         for active in self._active:
-            rule, state = active.rule, self._states[active.rule.name]
+            rule, state = active.rule, self.states[active.rule.name]
             try:
                 if not _has_one(record, rule.needs):
                     continue
@@ -111,33 +112,27 @@ class RuleEngine:
         return alerts, failures
 
     def severity(self, name: str) -> Severity | None:
-        """The severity of a rule as configured, None when it is switched off."""
+        """Return the configured severity of a rule; None when the rule is disabled."""
         for active in self._active:
             if active.rule.name == name:
                 return active.severity or active.rule.severity
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able; independent of rank and world size."""
-        return {"rules": {name: state.to_dict() for name, state in self._states.items()}}
+        """Return a JSON-serializable state that is independent of rank and world size."""
+        return {"rules": {name: state.to_dict() for name, state in self.states.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; rules that are new or gone are left alone."""
+        """Restore a state; new rules start fresh and the state of removed rules is ignored."""
         for active in self._active:
             saved = state["rules"].get(active.rule.name)
             if saved is None:
                 continue
-            self._states[active.rule.name] = (
-                RuleState.from_dict(saved)
-                if "tracks" in saved
-                else RuleState.from_old(
-                    saved, int(state["observation"]), active.cooldown, active.gravity()
-                )
-            )
+            self.states[active.rule.name] = RuleState.from_dict(saved)
 
 
 def _has_one(record: Record, needs: Sequence[str]) -> bool:
-    """Whether a part that the rule can judge is there; a metric has to be a finite number."""
+    """Return whether the record has one of the parts that the rule needs."""
     if not needs:
         return not record.partial
     return any(
@@ -153,8 +148,8 @@ def _fire(
     for finding in findings:
         if finding.fading:
             continue
-        gravity = active.gravity(finding.severity)
-        if state.due(finding.key, active.patience, active.cooldown, gravity, finding.is_new):
+        severity = active.severity_index(finding.severity)
+        if state.due(finding.key, active.patience, active.cooldown, severity, finding.is_new):
             groups.setdefault(finding.group, []).append(finding)
     return [_alert(active, group, step) for group in groups.values()]
 
@@ -165,9 +160,9 @@ def _alert(active: ActiveRule, findings: Sequence[Finding], step: int) -> Alert:
     layers = (*(layer for f in findings for layer in f.layers), *map(layer_of, params))
     return Alert(
         rule=active.rule.name,
-        severity=_SEVERITIES[max(active.gravity(f.severity) for f in findings)],
+        severity=_SEVERITIES[max(active.severity_index(f.severity) for f in findings)],
         step=step,
-        message=active.rule.tell(findings),
+        message=active.rule.combine_messages(findings),
         params=params,
         layers=tuple(dict.fromkeys(layers)),
         ranks=tuple(sorted({r for f in findings for r in f.ranks})),

@@ -1,4 +1,4 @@
-"""Patience, cooldown and episodes: when a finding is told, and when it is told again."""
+"""Patience, cooldown and episodes: when a finding becomes an alert, and when it is repeated."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any, Final
 from distmon.rules.base import Finding, Memory
 
 CALM: Final = 3
-"""Observations in a row without a finding after which its episode is over."""
-LONGEST_SILENCE: Final = 8
-"""Cooldowns between two reminders, at most; it doubles from one."""
+"""Observations in a row without a finding that end an episode."""
+MAX_COOLDOWNS: Final = 8
+"""Maximum number of cooldowns between two alerts of an episode; it doubles from 1."""
 
 
 @dataclass
 class Track:
-    """What is remembered of one key of one rule, while it is found and shortly after."""
+    """State of one key of one rule, from its first finding to the end of its last cooldown."""
 
     streak: int = 0
     """Observations in a row with a finding."""
     calm: int = 0
-    """Observations in a row without one."""
-    told: int = 0
-    """Alerts of the episode that lasts; 0 when none does."""
+    """Observations in a row without a finding."""
+    alerts: int = 0
+    """Alerts in the current episode; 0 outside an episode."""
     gravity: int = -1
-    """Of the gravest of them."""
+    """Highest severity index of these alerts (0 info, 1 warning, 2 critical)."""
     last: int | None = None
-    """The observation of the newest alert, also of an episode that is over."""
+    """The observation of the newest alert, of this or an earlier episode."""
 
 
 @dataclass
 class RuleState:
-    """What is remembered of one rule. All of it is JSON-able."""
+    """State of one rule; all of it is JSON-serializable."""
 
     observation: int = 0
-    """Records so far that had what the rule needs."""
+    """Number of records on which the rule was evaluated."""
     tracks: dict[str, Track] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
 
     def follow(self, found: Mapping[str, Finding], unmeasured: Set[str], cooldown: int) -> None:
-        """Count streaks and calm observations, and forget what is over.
+        """Update streaks and calm observations, and delete tracks whose cooldown is over.
 
-        Keys that were not measured stand still. A fading finding keeps what there is alive.
+        Keys that were not measured keep their counts. A fading finding keeps an episode open.
         """
         for key, track in [*self.tracks.items()]:
             if key in found or key in unmeasured:
@@ -51,9 +51,9 @@ class RuleState:
             track.streak = 0
             track.calm += 1
             if track.calm >= CALM:
-                track.told, track.gravity = 0, -1
-            silent = track.last is not None and self.observation <= track.last + cooldown
-            if not track.told and not silent:
+                track.alerts, track.gravity = 0, -1
+            cooling = track.last is not None and self.observation <= track.last + cooldown
+            if not track.alerts and not cooling:
                 del self.tracks[key]
         for key, finding in found.items():
             if not finding.fading:
@@ -63,21 +63,21 @@ class RuleState:
             elif key in self.tracks:
                 self.tracks[key].calm = 0
 
-    def due(self, key: str, patience: int, cooldown: int, gravity: int, is_new: bool) -> bool:
-        """Whether a finding becomes an alert now; it is then remembered as told."""
+    def due(self, key: str, patience: int, cooldown: int, severity: int, is_new: bool) -> bool:
+        """Return whether a finding becomes an alert now; if so, count the alert."""
         track = self.tracks[key]
-        silence = cooldown * min(LONGEST_SILENCE, 2 ** max(0, track.told - 1))
-        rested = track.last is None or self.observation > track.last + silence
-        graver = track.told > 0 and gravity > track.gravity
-        if track.streak < patience or not (rested or graver or is_new):
+        pause = cooldown * min(MAX_COOLDOWNS, 2 ** max(0, track.alerts - 1))
+        cooled_down = track.last is None or self.observation > track.last + pause
+        more_severe = track.alerts > 0 and severity > track.gravity
+        if track.streak < patience or not (cooled_down or more_severe or is_new):
             return False
-        track.told += 1
-        track.gravity = max(track.gravity, gravity)
+        track.alerts += 1
+        track.gravity = max(track.gravity, severity)
         track.last = self.observation
         return True
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy in plain values."""
+        """Return a copy of the state in plain values."""
         return {
             "observation": self.observation,
             "tracks": {key: asdict(track) for key, track in self.tracks.items()},
@@ -86,19 +86,11 @@ class RuleState:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> RuleState:
-        """What `to_dict` gave."""
-        tracks = {key: Track(**track) for key, track in saved["tracks"].items()}
-        return cls(int(saved["observation"]), tracks, deepcopy(saved["memory"]))
+        """Restore a state that `to_dict` returned."""
+        tracks = {key: Track(**_numbers(track)) for key, track in saved["tracks"].items()}
+        return cls(int(saved["observation"]), tracks, dict(deepcopy(saved["memory"])))
 
-    @classmethod
-    def from_old(
-        cls, saved: Mapping[str, Any], observation: int, cooldown: int, gravity: int
-    ) -> RuleState:
-        """From a checkpoint of the time when observations were counted for all rules together."""
-        tracks = {key: Track(streak=int(n)) for key, n in saved["streak"].items()}
-        for key, until in saved["silent_until"].items():
-            if until > observation:
-                track = tracks.setdefault(key, Track())
-                track.told, track.gravity = 1, gravity
-                track.last = int(until) - cooldown - 1
-        return cls(observation, tracks, deepcopy(saved["memory"]))
+
+def _numbers(track: Mapping[str, Any]) -> dict[str, Any]:
+    """Raise on a track that holds anything but whole numbers."""
+    return {name: None if value is None else int(value) for name, value in track.items()}

@@ -1,36 +1,37 @@
-"""What the validation loss says: slow, overfitting, underfitting, a wrong learning rate."""
+"""Validation loss: slow improvement, overfitting, underfitting, a wrong learning rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import isfinite
 
-from distmon.record import Evaluation, Record
+from distmon.record.record import Evaluation, Record
 from distmon.rules.advice import lower_lr, raise_lr
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold
-from distmon.rules.schedule import follow_lr
+from distmon.rules.lr_schedule import lr_phase
 
 _PLATEAU = 3
 """Evaluations in a row without a change."""
 
 
 def _number(value: float | None) -> float:
-    """NaN compares with nothing: what is not known is not judged."""
+    """Return NaN for None: comparisons with it are false, so nothing is reported."""
     return float("nan") if value is None else value
 
 
 def _early(evaluation: Evaluation, limits: Limits) -> bool:
-    """Whether an evaluation is among those that this rule speaks about."""
+    """Return whether the rule applies to this evaluation, by `until_evaluation`."""
     until = limits["until_evaluation"]
     return evaluation.number >= 2 and (until == 0 or evaluation.number <= until)
 
 
 def _share(evaluation: Evaluation, memory: Memory) -> float:
-    """How much of the run so far lies between an evaluation and the one before.
+    """Return the share of the run so far between an evaluation and the previous one.
 
-    Late in a run, or when it goes on without its past, two evaluations lie close together compared
-    with what was learnt before them, and are alike in a healthy run too. The one before is
-    remembered in `memory["evaluated"]`; without, evaluations are taken as evenly spaced.
+    Late in a run, or after a resume without state, two evaluations are close together compared with
+    the steps before them, and their losses are similar in a healthy run too. The step of the
+    previous evaluation is kept in `memory["evaluated"]`; without it, evaluations are assumed to be
+    evenly spaced.
     """
     before = memory.get("evaluated", evaluation.step * (1 - 1 / evaluation.number))
     memory["evaluated"] = evaluation.step
@@ -42,14 +43,14 @@ def _at(evaluation: Evaluation) -> str:
 
 
 def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Evaluations that are hardly better than the one before."""
-    phase = follow_lr(record, memory)
+    """Find evaluations that improve too little on the previous one."""
+    phase = lr_phase(record, memory)
     for each in record.evaluations:
         rate = _number(each.improvement)
-        # Three in a row are a plateau, and when the learning rate ends so does the improvement.
-        judged = each.unchanged < _PLATEAU and phase != "ending"
+        # Three in a row are reported by `eval_plateau`; a decayed lr explains slow improvement.
+        applies = each.unchanged < _PLATEAU and phase != "ending"
         poor = -limits["worse"] <= rate < limits["poor"]
-        if _share(each, memory) >= limits["share"] and judged and poor:
+        if _share(each, memory) >= limits["share"] and applies and poor:
             before = each.val_loss / (1 - rate)
             moved = f"improved by {rate:.2%}" if rate >= 0 else f"rose by {-rate:.2%}"
             yield Finding(
@@ -63,7 +64,7 @@ def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def check_overfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Validation that is worse than training."""
+    """Find a validation loss above the training loss."""
     for each in record.evaluations:
         gap = _number(each.gap)
         mild = limits["mild"] < gap <= limits["severe"] and _early(each, limits)
@@ -83,16 +84,18 @@ def check_overfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
 
 
 def check_increase(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """A validation loss that goes up again."""
+    """Find a validation loss that rises."""
     for each in record.evaluations:
         if not isfinite(each.val_loss):
             continue
         best = min(memory.get("best", each.val_loss), each.val_loss)
         memory["best"] = best
-        apart = -_number(each.improvement) > limits["noise"] and _number(each.train_improvement) > 0
-        memory["apart"] = memory.get("apart", 0) + 1 if apart else 0
+        diverging = (
+            -_number(each.improvement) > limits["noise"] and _number(each.train_improvement) > 0
+        )
+        memory["apart"] = memory.get("apart", 0) + 1 if diverging else 0
         above = (each.val_loss - best) / best if best > 0 else 0.0
-        training = ", while the training loss falls" if apart else ""
+        training = ", while the training loss falls" if diverging else ""
         if above > (1 - MARGIN) * limits["rise"]:
             yield Finding(
                 key="increase",
@@ -114,8 +117,8 @@ def check_increase(record: Record, limits: Limits, memory: Memory) -> Iterable[F
 
 
 def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Evaluations in a row that change nothing."""
-    phase = follow_lr(record, memory)
+    """Find evaluations in a row with hardly any change."""
+    phase = lr_phase(record, memory)
     for each in record.evaluations:
         if each.unchanged >= limits["evaluations"] and phase != "ending":
             yield Finding(
@@ -129,7 +132,7 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
 
 
 def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Training and validation close together, and both still falling slowly."""
+    """Find training and validation losses that are close together and both fall slowly."""
     for each in record.evaluations:
         rates = _number(each.improvement), _number(each.train_improvement)
         slowly = all(limits["slowest"] <= rate <= limits["fastest"] for rate in rates)
@@ -146,7 +149,7 @@ def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[F
 
 
 def check_lr(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The second evaluation against the first: has anything been learnt, or lost?"""
+    """Compare the second evaluation with the first: did the loss fall, stay or rise?"""
     for each in record.evaluations:
         if _share(each, memory) < limits["share"] or each.number != 2:
             continue
@@ -176,8 +179,8 @@ def check_lr(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding
 
 _ADVICE_PLATEAU = (
     "halve the learning rate, or begin its decay",
-    "if the training loss still falls, the model overfits: more data or regularisation",
-    "if both stand still and are good enough, stop the run",
+    "if the training loss still falls, the model overfits: more data or regularization",
+    "if neither changes and both are good enough, stop the run",
 )
 _ADVICE_UNDERFIT = (
     "train longer: both losses still fall",
@@ -185,13 +188,13 @@ _ADVICE_UNDERFIT = (
     "raise the learning rate",
 )
 _ADVICE_LR = (
-    "halve the learning rate when it spiked, double it when nothing moved",
-    "run a short sweep over learning rates, each 3x the one before",
-    "check the length of the warmup against the distance of the two evaluations",
+    "halve the learning rate if the loss rose, double it if it did not change",
+    "run a short sweep over learning rates, each 3x the previous one",
+    "compare the length of the warmup with the steps between the two evaluations",
 )
 
 
-_UNTIL = {"until_evaluation": Threshold(3, "last evaluation that is judged; 0: every one")}
+_UNTIL = {"until_evaluation": Threshold(3, "last evaluation that the rule checks; 0: no limit")}
 
 RULES = (
     Rule(
@@ -203,14 +206,14 @@ RULES = (
         thresholds={
             "poor": Threshold(0.01, "improvement below which it is poor"),
             "good": Threshold(0.05, "improvement above which it is good"),
-            "worse": Threshold(0.1, "rise above which val_increase tells it instead"),
-            "share": Threshold(0.1, "share of the run that has to lie between two evaluations"),
+            "worse": Threshold(0.1, "rise above which val_increase reports it instead"),
+            "share": Threshold(0.1, "minimum share of the run between two evaluations"),
         },
         advice=(
-            "compare with the training loss: if that still falls, the model overfits",
-            "double the learning rate if both have been slow from the start, halve it if both were "
-            "fast before",
-            "use a larger model or more varied data if both stand still",
+            "compare with the training loss: if it still falls, the model overfits",
+            "double the learning rate if both losses have been slow from the start, halve it if "
+            "both fell fast before",
+            "use a larger model or more varied data if neither changes",
         ),
     ),
     Rule(
@@ -236,7 +239,7 @@ RULES = (
             **_UNTIL,
         },
         advice=(
-            "train on more or more varied data, or fewer times over the same",
+            "train on more or more varied data, or for fewer epochs",
             "raise weight decay or dropout, or use a smaller model",
             "keep the checkpoint with the best validation loss and stop when it rises",
         ),
@@ -251,10 +254,10 @@ RULES = (
         thresholds={
             "rise": Threshold(0.1, "above the best validation loss"),
             "apart": Threshold(2, "evaluations in a row that rise while training falls"),
-            "noise": Threshold(0.01, "a smaller rise does not count as one"),
+            "noise": Threshold(0.01, "relative rise that is ignored as noise"),
         },
         advice=(
-            "go back to the checkpoint with the best validation loss",
+            "resume from the checkpoint with the best validation loss",
             "if the training loss falls, the model overfits: more data, more weight decay, dropout",
             "if it rises too, halve the learning rate and look at the data of the last steps",
         ),
@@ -266,8 +269,8 @@ RULES = (
         severity="info",
         needs=("evaluations",),
         thresholds={
-            "gap": Threshold(0.1, "gap below which both are alike"),
-            "slowest": Threshold(0.01, "improvement below which nothing moves"),
+            "gap": Threshold(0.1, "gap below which both losses count as equal"),
+            "slowest": Threshold(0.01, "improvement below which the loss counts as unchanged"),
             "fastest": Threshold(0.15, "improvement above which it is fast"),
             **_UNTIL,
         },
@@ -283,7 +286,7 @@ RULES = (
         thresholds={
             "moved": Threshold(0.01, "relative change below which the lr is too low"),
             "spiked": Threshold(0.1, "relative rise above which the lr is too high"),
-            "share": Threshold(0.33, "share of the run that has to lie between the two"),
+            "share": Threshold(0.33, "minimum share of the run between the two"),
         },
         advice=_ADVICE_LR,
     ),

@@ -1,4 +1,4 @@
-"""Conditions that users write: arithmetic and comparisons over metrics, never code.
+"""User-defined conditions: arithmetic and comparisons over metrics, never executed as code.
 
 `grad_norm > 5 * median(grad_norm, 50)` is parsed by Python's own parser, and then only the nodes
 listed here are accepted; nothing is ever passed to `eval`.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from distmon.config import suggest
 from distmon.errors import ConfigError
+from distmon.metrics import current_name
 
 MOST_NODES = 200
 MOST_DEPTH = 20
@@ -53,22 +54,22 @@ _OVER_TIME: Mapping[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "previous": lambda values: values[0],
 }
-"""Over the last n observations before this one; `previous` is the one n observations ago."""
+"""Over the n observations before this one; `previous` is the value n observations ago."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A condition that has been read and found harmless."""
+    """A parsed condition that contains only allowed nodes."""
 
     text: str
     tree: ast.expr
     names: Mapping[str, str]
-    """The metric that each name in the text stands for."""
+    """The metric of each name in the text."""
     windows: Mapping[str, int]
-    """How many past observations of each metric are looked at."""
+    """Number of past observations that are needed, by metric."""
 
     def holds(self, now: Mapping[str, float], before: History) -> bool | None:
-        """Whether it is true; None when a metric is missing or a window is not full yet."""
+        """Return whether it is true; None when a metric is missing or a window is not full."""
         try:
             return bool(self._value(self.tree, now, before))
         except (_Unknown, ArithmeticError, ValueError):
@@ -108,15 +109,15 @@ class Expression:
 
 
 class _Unknown(Exception):
-    """A number that the expression needs is not there."""
+    """A value that the expression needs is missing."""
 
 
 def parse(text: str, metrics: Sequence[str]) -> Expression:
-    """Read a condition over `metrics`; ConfigError says in one sentence what is wrong with it."""
+    """Parse a condition over `metrics`; raise ConfigError with the reason if it is invalid."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ConfigError(f"cannot read the condition {text!r}") from None
+        raise ConfigError(f"cannot parse the condition {text!r}") from None
     reader = _Reader(text, metrics)
     reader.check(tree, 0)
     return Expression(text, tree, reader.names, reader.windows)
@@ -137,10 +138,10 @@ class _Reader:
     def check(self, node: ast.expr, depth: int) -> None:
         self._seen += 1
         if depth > MOST_DEPTH or self._seen > MOST_NODES:
-            raise self._error("it is nested too deeply or too long")
+            raise self._error("it is too long or too deeply nested")
         match node:
             case ast.Constant(value=bool()):
-                raise self._error("it holds True or False; compare metrics with numbers")
+                raise self._error("it contains True or False; compare metrics with numbers")
             case ast.Constant(value=int() | float() as number):
                 if abs(number) > 1e300:
                     raise self._error(f"the number {number:.3g} is too large")
@@ -194,7 +195,7 @@ class _Reader:
 
     def _metric(self, node: ast.expr) -> str:
         name = _spelling(node)
-        tags = self._by_name.get(name)
+        tags = self._by_name.get(name) or self._by_name.get(current_name(name))
         if not tags:
             raise self._error(
                 f'there is no metric "{name[:60]}"; {suggest(name, [*self._by_name])}'

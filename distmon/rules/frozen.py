@@ -1,4 +1,4 @@
-"""Parameters that should learn and do not, and why."""
+"""Parameters that should be updated but are not, and the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmon.record import ParamTable, Record
+from distmon.record.record import NO_UPDATE, ParamTable, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
 
 # Half a unit in the last place is about 2e-3 of a bf16 weight, 2e-4 of fp16 and 3e-8 of fp32.
@@ -21,16 +21,16 @@ class _Reason(NamedTuple):
 
 REASONS: Mapping[str, _Reason] = {
     "requires_grad": _Reason(
-        "requires_grad was switched off after the start",
+        "requires_grad was set to False after the start",
         (
-            "find what calls requires_grad_(False) on it during the run",
-            "if that is meant, exclude it from the monitor",
+            "find the call of requires_grad_(False) on it during the run",
+            "if that is intended, exclude it from the monitor",
         ),
     ),
     "not_in_optimizer": _Reason(
         "no optimizer owns it",
         (
-            "pass it to the optimizer, or set requires_grad=False if it is meant to stay",
+            "pass it to the optimizer, or set requires_grad=False if it should stay constant",
             "build the optimizer after the last change of the model (new head, tied weights, LoRA)",
         ),
     ),
@@ -52,7 +52,7 @@ REASONS: Mapping[str, _Reason] = {
         "its updates are lost to rounding",
         (
             "keep fp32 master weights for it, or use stochastic rounding",
-            "raise the learning rate: an update below half a unit in the last place does nothing",
+            "raise the learning rate: an update below half a unit in the last place is lost",
         ),
     ),
     "ignored": _Reason(
@@ -66,7 +66,7 @@ REASONS: Mapping[str, _Reason] = {
 
 
 def reason(table: ParamTable, i: int) -> str:
-    """Why parameter `i` does not move, as a key of REASONS."""
+    """Return why parameter `i` is not updated, as a key of REASONS."""
     c = table.columns
     if c["requires_grad"][i] == 0:
         return "requires_grad"
@@ -78,7 +78,7 @@ def reason(table: ParamTable, i: int) -> str:
         return "zero_gradient"
     with np.errstate(invalid="ignore", divide="ignore"):
         coarseness = c["update_lost_bound"][i] / c["weight_norm"][i]
-        # Adam-like steps move an element by about the learning rate.
+        # Adam changes an element by about the learning rate in each step.
         typical = c["update_lost_bound"][i] * c["weight_std"][i] / c["weight_norm"][i]
     if coarseness > _COARSE_ROUNDING or c["lr"][i] < typical:
         return "rounding"
@@ -86,10 +86,10 @@ def reason(table: ParamTable, i: int) -> str:
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """One finding per frozen parameter, grouped by reason."""
+    """Yield one finding per frozen parameter, grouped by reason."""
     table = record.params
     c = table.columns
-    for i in np.flatnonzero(c["frozen"] > 0):
+    for i in np.flatnonzero(table.frozen(limits["ratio"])):
         why = reason(table, int(i))
         words = REASONS[why].words
         if why == "rounding":
@@ -105,8 +105,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
         )
 
 
-def tell(findings: Sequence[Finding]) -> str:
-    """One sentence for all parameters that are frozen for one reason."""
+def combine_messages(findings: Sequence[Finding]) -> str:
+    """Return one sentence for all parameters that are frozen for the same reason."""
     names = name_some([f.key for f in findings])
     first = findings[0]
     subject = (
@@ -124,11 +124,11 @@ RULES = (
         name="frozen",
         summary="update_ratio <= ratio for `patience` observations; not while its lr is 0",
         check=check,
-        tell=tell,
+        combine_messages=combine_messages,
         severity="warning",
         patience=3,
         needs=("params",),
-        thresholds={"ratio": Threshold(1e-12, "update ratio at or below which nothing moved")},
+        thresholds={"ratio": Threshold(NO_UPDATE, "largest update ratio of a frozen parameter")},
         advice=tuple(f"if {why.words}: {why.advice[0]}" for why in REASONS.values()),
     ),
 )

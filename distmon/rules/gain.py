@@ -1,4 +1,4 @@
-"""Gain of the backward pass: the gradient that grows from block to block on its way back."""
+"""Gradient gain: a gradient that grows from block to block in the backward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, number, tighten_clipping
 from distmon.rules.base import (
     MARGIN,
@@ -22,24 +22,24 @@ from distmon.rules.base import (
 
 MEAN_GAIN = "gradient_monitor/mean_gain"
 DAMPING, AMPLIFYING = 0.5, 2.0
-"""A block outside of these is named."""
+"""The message lists blocks whose gain is outside this range."""
 FEWEST = 2
-"""Blocks that a mean is taken of."""
+"""Minimum number of blocks for a mean."""
 _SHOWN = 3
 
 
 def _mean(record: Record) -> float | None:
-    """Over the blocks that are judged; of a log without them, the mean that it has."""
-    if record.flow is None:
+    """Return the mean over inner blocks, or the logged mean for logs without blocks."""
+    if record.gradient_gain is None:
         return metric(record, MEAN_GAIN)
-    gains = record.flow.inner_gains
-    # The gain of one block alone goes up and down with what it learns; depth is what multiplies it.
+    gains = record.gradient_gain.inner_gains
+    # The gain of a single block varies during training; it matters because depth multiplies it.
     return float(np.mean([*gains.values()])) if len(gains) >= FEWEST else None
 
 
 def _limit(record: Record, limits: Limits) -> float:
-    if limits["scale_by_depth"] and record.flow:
-        return 1 + 0.05 * math.sqrt(len(record.flow.blocks))
+    if limits["scale_by_depth"] and record.gradient_gain:
+        return 1 + 0.05 * math.sqrt(len(record.gradient_gain.blocks))
     return limits["limit"]
 
 
@@ -48,15 +48,15 @@ def check_absolute(
     limits: Limits,
     memory: Memory,  # noqa: ARG001
 ) -> Iterable[Finding]:
-    """A mean gain that makes the first block's gradient many times that of the last."""
+    """Find a mean gain that amplifies the gradient many times from the last block to the first."""
     mean, limit = _mean(record), _limit(record, limits)
-    # The margin counts from 1, where the gradient neither grows nor shrinks.
+    # The margin is relative to 1, where the gradient neither grows nor shrinks.
     if mean is None or mean <= limit - MARGIN * (limit - 1):
         return
     yield Finding(
         key="mean",
-        message=f"the gradient grows by {mean:.3f} from block to block on its way back, above "
-        f"{limit:.3g}{_tell_blocks(record)}",
+        message=f"the mean gradient gain is {mean:.3f} per block, above {limit:.3g}"
+        f"{_describe_blocks(record)}",
         layers=tuple(_largest(record)),
         advice=(lower_lr(record), tighten_clipping(record), *_ADVICE[2:]),
         measured=mean,
@@ -66,11 +66,11 @@ def check_absolute(
 
 
 def check_drift(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """A mean gain on its way up, told before it is where `gain_absolute` fires.
+    """Find a mean gain that rises, before `gain_absolute` fires.
 
     Either it is more than `rise` above its value `window` observations ago, `confirmed` times in a
-    row; or it has risen at every observation for three or more (of two windows at most), by
-    `min_rise` in all, and would pass `limit` if it rose on for half as long.
+    row; or it has risen at each of three or more observations (at most two windows), by more than
+    `min_rise` in total, and would pass `limit` if it kept rising for half as long.
     """
     mean = _mean(record)
     if mean is None:
@@ -87,7 +87,7 @@ def check_drift(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
     if memory["over"] >= limits["confirmed"]:
         measured, threshold = rise, limits["rise"]
         message = (
-            f"the mean gain of the backward pass is {mean:.3f}, {rise:.0%} more than {window} "
+            f"the mean gradient gain is {mean:.3f} per block, {rise:.0%} more than {window} "
             f"observations ago (limit {limits['rise']:.0%})"
         )
     else:
@@ -97,13 +97,13 @@ def check_drift(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
         if mean <= limit < ahead and risen > limits["min_rise"]:
             measured, threshold = ahead, limit
             message = (
-                f"the mean gain of the backward pass has risen from {began:.3f} to {mean:.3f} and "
-                f"will soon be {ahead:.3f}, above {limit:.3g}, if it goes on"
+                f"the mean gradient gain rose from {began:.3f} to {mean:.3f} per block; if it "
+                f"keeps rising it will soon be {ahead:.3f}, above {limit:.3g}"
             )
     if message:
         yield Finding(
             key="drift",
-            message=f"{message}{_tell_blocks(record)}",
+            message=f"{message}{_describe_blocks(record)}",
             layers=tuple(_largest(record)),
             advice=(lower_lr(record), tighten_clipping(record), *_ADVICE[2:]),
             measured=measured,
@@ -112,7 +112,7 @@ def check_drift(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
 
 
 def _start_of_rise(past: list[float]) -> float:
-    """The value from which every one is higher than the one before; the last without three."""
+    """Return the value at which the current rise began; the last value without a rise of three."""
     at = len(past) - 1
     while at > 0 and past[at - 1] < past[at]:
         at -= 1
@@ -120,17 +120,17 @@ def _start_of_rise(past: list[float]) -> float:
 
 
 def _largest(record: Record) -> list[str]:
-    """The judged blocks with the largest gains, when they are above 1."""
-    gains = record.flow.inner_gains if record.flow else {}
+    """Return the inner blocks with the largest gains above 1."""
+    gains = record.gradient_gain.inner_gains if record.gradient_gain else {}
     order = sorted(gains, key=lambda block: -gains[block])
     return [block for block in order if gains[block] > 1][:_SHOWN]
 
 
-def _tell_blocks(record: Record) -> str:
-    """`; largest in blocks.3 (1.51), blocks.2 (1.44)`, and those that stand out."""
-    if not record.flow:
+def _describe_blocks(record: Record) -> str:
+    """Return `; largest in blocks.3 (1.51), blocks.2 (1.44)`, and the blocks outside the range."""
+    if not record.gradient_gain:
         return ""
-    gains = record.flow.inner_gains
+    gains = record.gradient_gain.inner_gains
     shown = ", ".join(f"{block} ({gains[block]:.2f})" for block in _largest(record))
     text = f"; largest in {shown}" if shown else ""
     for word, outside in (
@@ -148,7 +148,7 @@ _ADVICE = (
     "halve the learning rate",
     "tighten gradient clipping from 1.0 to 0.7",
     "lengthen the warmup: the gain grows fastest while the learning rate rises",
-    "if it returns, look at the normalisation and the initial scale of the named blocks",
+    "if it recurs, check the normalization and the initial scale of the named blocks",
 )
 _LIMITS = {
     "limit": Threshold(1.3, "largest healthy mean gain"),
@@ -158,27 +158,27 @@ _LIMITS = {
 RULES = (
     Rule(
         name="gain_absolute",
-        summary="mean gain of the backward pass > limit for `patience` observations",
+        summary="mean gradient gain > limit for `patience` observations",
         check=check_absolute,
         severity="warning",
         patience=3,
-        needs=("flow", MEAN_GAIN),
+        needs=("gradient_gain", MEAN_GAIN),
         thresholds=_LIMITS,
         advice=_ADVICE,
     ),
     Rule(
         name="gain_drift",
-        summary="mean gain up > rise over its window, confirmed; or rising so fast that it will "
-        "pass limit",
+        summary="mean gradient gain up > rise over its window, confirmed; or rising so fast that "
+        "it will pass limit",
         check=check_drift,
         severity="warning",
-        needs=("flow", MEAN_GAIN),
+        needs=("gradient_gain", MEAN_GAIN),
         thresholds={
             "rise": Threshold(0.1, "relative rise over the window"),
-            "window": Threshold(5, "observations that the rise is measured over"),
+            "window": Threshold(5, "observations over which the rise is measured"),
             "confirmed": Threshold(3, "observations in a row with such a rise"),
-            "min_gain": Threshold(1.0, "below, the gradient does not grow and may do as it likes"),
-            "min_rise": Threshold(0.05, "rise at every observation that is looked ahead from"),
+            "min_gain": Threshold(1.0, "a smaller gain is not checked: the gradient shrinks"),
+            "min_rise": Threshold(0.05, "minimum rise from which the gain is extrapolated"),
             **_LIMITS,
         },
         advice=_ADVICE,

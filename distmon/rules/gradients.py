@@ -1,4 +1,4 @@
-"""The norm of the gradient: of all of it, and of each layer against the others."""
+"""Gradient norms: of the whole model, and of each layer compared with the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from distmon.record import Column, Record
+from distmon.record.record import Column, Record
 from distmon.rules.advice import before_clipping, lower_lr, tighten_clipping
 from distmon.rules.base import (
     MARGIN,
@@ -20,11 +20,11 @@ from distmon.rules.base import (
     metric,
     name_some,
 )
-from distmon.rules.depth import Stack, stacks
-from distmon.rules.schedule import follow_lr
+from distmon.rules.layer_stacks import Stack, stacks
+from distmon.rules.lr_schedule import lr_phase
 
 NORMS = ("train/unclipped_grad_norm", "monitor/grad_norm")
-"""The norm before clipping, where the trainer shows it; else the one that was applied."""
+"""The norm before clipping where the trainer reports it, else the estimate after clipping."""
 
 
 def _norm(record: Record) -> float | None:
@@ -32,7 +32,7 @@ def _norm(record: Record) -> float | None:
 
 
 def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """A gradient that takes the weights somewhere else in one step."""
+    """Find a gradient norm that is too large."""
     norm = _norm(record)
     if norm is None or norm <= (1 - MARGIN) * limits["warning"]:
         return
@@ -50,12 +50,12 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """A gradient from which nothing is learnt."""
+    """Find a gradient norm that is too small to train."""
     norm = _norm(record)
     if norm is None or norm >= (1 + MARGIN) * limits["norm"]:
         return
     if metric(record, NORMS[0]) is None:
-        # An estimate: a sample may have missed the few rows of an embedding that have a gradient.
+        # An estimate: the sample may have missed the few embedding rows that have a gradient.
         error = metric(record, "monitor/grad_norm_stderr") or 0.0
         if norm == 0 or norm + 2 * error >= limits["norm"]:
             return
@@ -69,12 +69,12 @@ def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
 
 
 def check_decay(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The norm against what it was when the run had found its pace.
+    """Compare the norm with its median after the first steps and the warmup.
 
-    Not against its very first values: those of a language model are several times higher than
-    anything later, and it stays healthy while it comes down.
+    The first values are not used: those of a language model are several times higher than all
+    later ones in a healthy run.
     """
-    norm, phase = _norm(record), follow_lr(record, memory)
+    norm, phase = _norm(record), lr_phase(record, memory)
     if norm is None or record.step < limits["after_step"]:
         return
     start = memory.get("start")
@@ -91,8 +91,8 @@ def check_decay(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
     if norm < (1 + MARGIN) * limit:
         yield Finding(
             key="decay",
-            message=f"the gradient norm has come down to {norm:.2e}, {norm / start:.2f} of the "
-            f"{start:.2e} that it had after the start (limit {limits['factor']:g} of it, and "
+            message=f"the gradient norm fell to {norm:.2e}, {norm / start:.2f} of its "
+            f"{start:.2e} after the start of the run (limit {limits['factor']:g} of that, and "
             f"below {limits['below']:g})",
             measured=norm,
             threshold=limit,
@@ -105,19 +105,19 @@ def check_imbalance(
     limits: Limits,
     memory: Memory,  # noqa: ARG001
 ) -> Iterable[Finding]:
-    """The layers of every stack: dead, exploding, vanishing towards the input, far apart."""
+    """Find dead, exploding, vanishing and unequal gradients among the layers of each stack."""
     if not record.params:
         return
     with np.errstate(invalid="ignore"):
         squares = (record.params.columns["grad_norm"] * before_clipping(record)) ** 2
     for stack in stacks(record.params.names):
         norms = _layer_norms(stack, squares)
-        yield from _judge(record, stack, norms, limits)
+        yield from _layer_findings(record, stack, norms, limits)
         yield from _dead_parts(record, stack, norms, limits)
 
 
 def _layer_norms(stack: Stack, squares: Column) -> dict[str, float]:
-    """By layer, in order of depth; a layer of which nothing finite was measured is left out."""
+    """Return the norm by layer, in order of depth, without layers that have no finite norm."""
     norms = {}
     for layer, rows in zip(stack.layers, stack.rows, strict=True):
         measured = squares[rows][np.isfinite(squares[rows])]
@@ -126,7 +126,7 @@ def _layer_norms(stack: Stack, squares: Column) -> dict[str, float]:
     return norms
 
 
-def _judge(
+def _layer_findings(
     record: Record, stack: Stack, norms: dict[str, float], limits: Limits
 ) -> Iterator[Finding]:
     for layer, norm in sorted(norms.items(), key=lambda item: -item[1]):
@@ -146,7 +146,7 @@ def _judge(
                 key=f"dead {layer}",
                 group="dead",
                 message=f"the gradient of {layer} has norm {norm:.1e}, below {limits['dead']:g}: "
-                "nothing reaches this layer",
+                "no gradient reaches this layer",
                 layers=(layer,),
                 measured=norm,
                 threshold=limits["dead"],
@@ -155,8 +155,8 @@ def _judge(
     if len(alive) < 2:
         return
     first, last = next(iter(alive)), next(reversed(alive))
-    # The first layer normalises the embedding and has about ten times the gradient of the others
-    # in healthy language models, so it is compared with them only where there is no other.
+    # In healthy language models the first layer, which normalizes the embedding, has about ten
+    # times the gradient of the others, so it is compared only in a stack of two layers.
     rest = [*alive][1:] if len(alive) > 2 else [*alive]
     low, high = min(rest, key=lambda at: alive[at]), max(rest, key=lambda at: alive[at])
     share, spread = alive[first] / alive[last], (alive[high] / alive[low]) ** 2
@@ -164,8 +164,9 @@ def _judge(
         yield Finding(
             key=f"vanishing {stack.layers[0]}",
             group="vanishing",
-            message=f"the gradient vanishes on its way back: {first} has {alive[first]:.2e}, "
-            f"{share:.2%} of the {alive[last]:.2e} of {last} (limit {limits['vanishing']:.0%})",
+            message=f"the gradient vanishes in the backward pass: {first} has norm "
+            f"{alive[first]:.2e}, {share:.2%} of the {alive[last]:.2e} of {last} (limit "
+            f"{limits['vanishing']:.0%})",
             layers=(first, last),
             measured=share,
             threshold=limits["vanishing"],
@@ -185,9 +186,10 @@ def _judge(
 def _dead_parts(
     record: Record, stack: Stack, norms: dict[str, float], limits: Limits
 ) -> Iterator[Finding]:
-    """Matrices without any gradient in a layer that has one, while their like elsewhere get it.
+    """Find matrices with a zero gradient in a layer that otherwise has one.
 
-    An optimizer with momentum or weight decay goes on moving them, so they are not frozen.
+    The same matrix must have a gradient in another layer. Momentum or weight decay still changes
+    such a matrix, so the `frozen` rule does not find it.
     """
     columns, names = record.params.columns, record.params.names
     for rows in stack.roles.values():
@@ -198,32 +200,32 @@ def _dead_parts(
         for row in rows[still]:
             name = names[int(row)]
             if norms.get(layer_of(name), 0.0) < limits["dead"]:
-                continue  # the whole layer is told of
+                continue  # the whole layer is reported
             yield Finding(
                 key=f"dead {name}",
                 group="dead",
-                message=f"{name} gets a gradient of exact zeros while the rest of its layer learns",
+                message=f"the gradient of {name} is exactly zero, but not in the rest of its layer",
                 params=(name,),
                 measured=0.0,
                 threshold=limits["dead"],
             )
 
 
-def _tell_layers(findings: Sequence[Finding]) -> str:
-    others = name_some([place for f in findings[1:] for place in (*f.layers, *f.params)])
+def _combine_layer_messages(findings: Sequence[Finding]) -> str:
+    others = name_some([name for f in findings[1:] for name in (*f.layers, *f.params)])
     return findings[0].message + (f"; also {others}" if others else "")
 
 
 _ADVICE_HIGH = (
     "halve the learning rate",
     "clip gradients, or tighten the clip",
-    "look at the batch of that step, and at the layer with the largest gradient norm",
+    "inspect the batch of that step and the layer with the largest gradient norm",
 )
 
 RULES = (
     Rule(
         name="grad_norm_high",
-        summary="gradient norm (before clipping, when shown) > warning, > critical",
+        summary="gradient norm (before clipping, where reported) > warning, > critical",
         check=check_high,
         severity="warning",
         needs=NORMS,
@@ -242,9 +244,9 @@ RULES = (
         needs=NORMS,
         thresholds={"norm": Threshold(1e-3, "smallest healthy norm")},
         advice=(
-            "check that the loss is scaled as meant (a mean taken twice, a loss weight near 0)",
+            "check the scale of the loss (a mean taken twice, a loss weight near 0)",
             "look for saturated activations or a layer that blocks the gradient",
-            "if the loss is as low as it should be, the run has converged: stop it",
+            "if the loss is low enough, the run has converged: stop it",
         ),
     ),
     Rule(
@@ -256,23 +258,23 @@ RULES = (
         cooldown=50,
         needs=NORMS,
         thresholds={
-            "factor": Threshold(0.1, "share of its starting value"),
-            "below": Threshold(0.3, "a norm above is healthy whatever it was before"),
-            "baseline": Threshold(10, "observations that the starting value is the median of"),
-            "after_step": Threshold(100, "steps before do not count: they are always higher"),
+            "factor": Threshold(0.1, "share of its baseline"),
+            "below": Threshold(0.3, "a larger norm is healthy whatever the baseline"),
+            "baseline": Threshold(10, "observations whose median is the baseline"),
+            "after_step": Threshold(100, "earlier steps are ignored: their norm is always higher"),
         },
         advice=(
             "if the loss still falls, nothing is wrong",
-            "if it does not, look at grad_imbalance and the layers that get no gradient",
+            "if it does not, check grad_imbalance and the layers without a gradient",
             "check that nothing scales the loss down over time (a loss weight, a schedule)",
         ),
     ),
     Rule(
         name="grad_imbalance",
-        summary="layers of a stack: gradient variance > spread apart, first < vanishing of last, "
-        "norm > exploding, norm < dead",
+        summary="layers of a stack: ratio of gradient variances > spread, first < vanishing of "
+        "last, norm > exploding, norm < dead",
         check=check_imbalance,
-        tell=_tell_layers,
+        combine_messages=_combine_layer_messages,
         severity="warning",
         patience=3,
         needs=("monitor/grad_norm",),
@@ -280,12 +282,12 @@ RULES = (
             "spread": Threshold(100, "largest healthy ratio of squared norms of two layers"),
             "vanishing": Threshold(0.01, "smallest healthy norm of the first layer over the last"),
             "exploding": Threshold(100, "largest healthy norm of a layer"),
-            "dead": Threshold(1e-7, "norm below which nothing reaches a layer"),
+            "dead": Threshold(1e-7, "norm below which no gradient reaches a layer"),
         },
         advice=(
-            "check the initialisation and the normalisation of the named layers",
-            "give the gradient a way around them: residual connections, pre-norm blocks",
-            "scale residual branches by 1 / sqrt(2 x layers) at the start",
+            "check the initialization and the normalization of the named layers",
+            "add a path around them for the gradient: residual connections, pre-norm blocks",
+            "initialize residual branches with a scale of 1 / sqrt(2 x layers)",
         ),
     ),
 )

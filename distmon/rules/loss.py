@@ -1,4 +1,4 @@
-"""Sudden jumps of the loss."""
+"""Loss spikes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import fsum
 
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.rules import advice
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
 
 ADVICE = (
-    "look at the batch of that step: corrupt text, wrong labels, an outlier length",
-    "tighten gradient clipping so that one batch cannot move the weights far",
-    "if it does not come back within some hundred steps, resume from before it and skip the batch",
+    "inspect the batch of that step: corrupt text, wrong labels, an outlier length",
+    "tighten gradient clipping so that one batch cannot change the weights much",
+    "if the loss does not recover within some hundred steps, resume from before the spike and skip "
+    "the batch",
 )
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The worst jump among the steps since the last record, against average and spread."""
+    """Yield the worst spike among the steps since the last record."""
     size = max(2, int(limits["window"]))
     window: deque[float] = deque(memory.get("window", []), maxlen=size)
     ema: float | None = memory.get("ema")
@@ -32,8 +33,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         finding = _by_factor(step, loss, ema, limits)
         if finding is None and len(window) >= limits["armed_after"]:
             mean = total / len(window)
-            spread = math.sqrt(max(0.0, squares / len(window) - mean * mean))
-            finding = _by_sigmas(step, loss, mean, spread, limits)
+            std = math.sqrt(max(0.0, squares / len(window) - mean * mean))
+            finding = _by_sigmas(step, loss, mean, std, limits)
         if finding and (worst is None or _urgency(finding) > _urgency(worst)):
             worst = finding
         if len(window) == size:
@@ -66,13 +67,11 @@ def _by_factor(step: int, loss: float, ema: float | None, limits: Limits) -> Fin
     )
 
 
-def _by_sigmas(
-    step: int, loss: float, mean: float, spread: float, limits: Limits
-) -> Finding | None:
+def _by_sigmas(step: int, loss: float, mean: float, std: float, limits: Limits) -> Finding | None:
     rise = loss - mean
-    if rise <= limits["sigmas"] * spread or rise <= limits["min_rise"] * abs(mean):
+    if rise <= limits["sigmas"] * std or rise <= limits["min_rise"] * abs(mean):
         return None
-    sigmas = rise / spread if spread else math.inf
+    sigmas = rise / std if std else math.inf
     return Finding(
         key="spike",
         message=f"the loss jumped to {loss:.4g} at step {step}, {sigmas:.1f} standard deviations "
@@ -93,8 +92,8 @@ RULES = (
             "critical_factor": Threshold(100, "times the moving average: critical"),
             "sigmas": Threshold(6, "standard deviations above the recent mean"),
             "window": Threshold(128, "steps of the recent mean"),
-            "armed_after": Threshold(64, "steps before the statistical test counts"),
-            "min_rise": Threshold(0.1, "relative rise below which the statistical test is silent"),
+            "armed_after": Threshold(64, "steps before the statistical test starts"),
+            "min_rise": Threshold(0.1, "minimum relative rise for the statistical test"),
         },
         advice=ADVICE,
     ),

@@ -1,14 +1,15 @@
-"""NaN and Inf in loss, gradient or weight."""
+"""NaN and Inf in losses, gradients and weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from distmon.alert import Alert, Severity
-from distmon.record import NonFinite, NonFinitePlace, Record
+from distmon.collect.finite_watch import Evidence
+from distmon.record.record import Record
+from distmon.reduce.findings import NonFinite, NonFinitePlace
+from distmon.rules.alert import Alert, Severity
 from distmon.rules.base import Finding, Limits, Memory, Rule, name_some
-from distmon.signals import Evidence
 
 ADVICE = (
     "resume from the last checkpoint before it, with a lower learning rate or skipping that batch",
@@ -18,7 +19,7 @@ ADVICE = (
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """One finding while anything is not finite; it names the origin when that was located."""
+    """Yield one finding while anything is not finite; it names the parameters where known."""
     found = record.nonfinite
     if found is not None:
         yield Finding(
@@ -37,21 +38,21 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
         where = f"the loss of step {bad_losses[0]}" if bad_losses else f"{count:.0f} parameters"
         yield Finding(
             key="nonfinite",
-            message=f"{where} still hold{'s' if bad_losses else ''} NaN or Inf",
+            message=f"{where} still contain{'s' if bad_losses else ''} NaN or Inf",
             measured=float(count),
             threshold=0.0,
         )
 
 
-def at_once(evidence: Evidence, severity: Severity, rank: int, told_at: int) -> Alert:
-    """The alert of the very step, before ranks have spoken to each other."""
+def immediate_alert(evidence: Evidence, severity: Severity, rank: int, located_at: int) -> Alert:
+    """Return the alert of the step itself, before the ranks exchange anything."""
     return Alert(
         rule="nonfinite",
         severity=severity,
         step=evidence.step,
         message=(
             f"the {evidence.what} is {evidence.value} at step {evidence.step} on rank {rank}; "
-            f"where it started is told at the next observation, step {told_at}"
+            f"the next observation, at step {located_at}, locates it"
         ),
         ranks=(rank,),
         advice=ADVICE,
@@ -62,7 +63,7 @@ def at_once(evidence: Evidence, severity: Severity, rank: int, told_at: int) -> 
 def _located(found: NonFinite) -> str:
     seen = f"first seen at step {found.step} through the {found.signal}"
     if not found.places:
-        return f"NaN or Inf {seen}; no weight or gradient held one when looked at"
+        return f"NaN or Inf {seen}; no weight or gradient contained one at the observation"
     first = found.places[0]
     ranks = [str(place.rank) for place in found.places if place.param == first.param]
     where = f"rank{'s' if len(ranks) > 1 else ''} {name_some(ranks)}"

@@ -1,4 +1,4 @@
-"""How fast the run goes, and which rank or phase holds it up."""
+"""Speed of the run: throughput, step time, data loading, stragglers, MFU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from distmon.record import Record
+from distmon.metrics import PHASES
+from distmon.record.record import Record
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
-from distmon.telemetry.phases import PHASES
-from distmon.telemetry.stragglers import find_stragglers
+from distmon.rules.stragglers import find_stragglers
 
 RATES = ("performance/tokens_per_second", "performance/samples_per_second")
 STEP = "performance/step_seconds"
@@ -20,9 +20,10 @@ MFU = "performance/mfu_over_limit"
 
 
 def _is_too_short(record: Record, limits: Limits) -> bool:
-    """Whether a step of the median rank, without what is not training, is hardly one: noise, then.
+    """Return whether the steps are so short that their times are noise.
 
-    A record of a foreign log, which has no phases, is judged.
+    It takes the median over ranks, without the phase `other`. Logs of other tools have no phases
+    and are always evaluated.
     """
     columns = [record.ranks.get(f"{phase}_seconds") for phase in PHASES if phase != "other"]
     known = [column for column in columns if column is not None]
@@ -31,7 +32,7 @@ def _is_too_short(record: Record, limits: Limits) -> bool:
 
 
 def check_throughput(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The rate against its own recent median; a run that was slow from the start is no drop."""
+    """Compare the throughput with its own recent median."""
     tag = next((tag for tag in RATES if metric(record, tag) is not None), None)
     if tag is None:
         return
@@ -52,8 +53,8 @@ def check_throughput(record: Record, limits: Limits, memory: Memory) -> Iterable
     what = tag.rpartition("/")[2].replace("_per_second", "/s")
     yield Finding(
         key="throughput",
-        message=f"the run makes {rate:.4g} {what}, {drop:.0%} less than its recent median "
-        f"{usual:.4g} (limit {limit:.0%})",
+        message=f"throughput is {rate:.4g} {what}, {drop:.0%} below its recent median {usual:.4g} "
+        f"(limit {limit:.0%})",
         severity="critical" if critical else None,
         measured=drop,
         threshold=limit,
@@ -62,7 +63,7 @@ def check_throughput(record: Record, limits: Limits, memory: Memory) -> Iterable
 
 
 def check_jitter(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Mean step time since the last record against its recent median."""
+    """Compare the mean step time since the last record with its recent median."""
     seconds = metric(record, STEP)
     if seconds is None:
         return
@@ -74,7 +75,7 @@ def check_jitter(record: Record, limits: Limits, memory: Memory) -> Iterable[Fin
     if usual > 0 and seconds > (1 - MARGIN) * limits["factor"] * usual:
         yield Finding(
             key="jitter",
-            message=f"a step took {seconds:.3g} s on average since the last record, "
+            message=f"the mean step time since the last record is {seconds:.3g} s, "
             f"{seconds / usual:.1f}x the recent median {usual:.3g} s (limit {limits['factor']:g}x)",
             measured=seconds / usual,
             threshold=limits["factor"],
@@ -83,7 +84,7 @@ def check_jitter(record: Record, limits: Limits, memory: Memory) -> Iterable[Fin
 
 
 def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Time between the end of a step and the next forward: the data is not there."""
+    """Check the time between the end of a step and the next forward."""
     share = metric(record, DATA)
     if _is_too_short(record, limits):
         return
@@ -95,7 +96,7 @@ def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     worst = () if by_rank is None or not len(by_rank) else (int(np.nanargmax(by_rank)),)
     yield Finding(
         key="data",
-        message=f"training waits for data during {share:.0%} of a step (limit {limit:.0%})"
+        message=f"training waits for data {share:.0%} of the step time (limit {limit:.0%})"
         + (f", longest on rank {worst[0]}" if worst else ""),
         severity="critical" if critical else None,
         ranks=worst,
@@ -106,7 +107,7 @@ def check_data(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def check_straggler(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The rank whose own phases are long while the others wait for it."""
+    """Find ranks with a long phase that the others wait for."""
     since = memory.get("since", {})
     found = find_stragglers(record.ranks, limits["share"], limits["sigmas"], limits["min_seconds"])
     kept: dict[str, list[int]] = {}
@@ -133,13 +134,13 @@ def check_straggler(record: Record, limits: Limits, memory: Memory) -> Iterable[
 
 
 def check_mfu(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """More than everything is impossible, so one of the inputs is wrong."""
+    """Report an MFU above 100%, which means that one of its inputs is wrong."""
     value = metric(record, MFU)
     if value is not None:
         yield Finding(
             key="mfu",
-            message=f"MFU comes out as {value:.0%}, which is impossible: the FLOPs of the model, "
-            "the tokens given to step(), or the peak of the device are wrong",
+            message=f"MFU is {value:.0%}, which is impossible: the FLOPs of the model, the tokens "
+            "passed to step(), or the peak FLOP/s of the device are wrong",
             measured=value,
             threshold=1.0,
         )
@@ -148,22 +149,22 @@ def check_mfu(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
 RULES = (
     Rule(
         name="straggler",
-        summary="a rank's own phase exceeds the median rank's by > share of a step",
+        summary="a phase of one rank exceeds that of the median rank by > share of a step",
         check=check_straggler,
         severity="warning",
         patience=2,
         needs=("ranks",),
         thresholds={
-            "share": Threshold(0.1, "of a step that a rank may be slower by"),
-            "sigmas": Threshold(4, "robust standard deviations over ranks that it has to exceed"),
-            "min_seconds": Threshold(0.01, "a shorter delay per step is not judged"),
+            "share": Threshold(0.1, "excess over the median rank, as a share of a step"),
+            "sigmas": Threshold(4, "excess in robust standard deviations over ranks"),
+            "min_seconds": Threshold(0.01, "smaller delays per step are ignored"),
             "critical_share": Threshold(0.2, "of a step above which it may become critical"),
             "critical_after": Threshold(20, "observations in a row after which it does"),
         },
         advice=(
-            "look at that host: other processes, thermal or power throttling, a failing disk",
-            "if its data phase is the long one, look at its loader, shard sizes and file system",
-            "take the host out of the job and restart from the last checkpoint",
+            "check that host: other processes, thermal or power throttling, a failing disk",
+            "if its data phase is long, check its loader, dataset shard sizes and file system",
+            "remove the host from the job and restart from the last checkpoint",
         ),
     ),
     Rule(
@@ -174,16 +175,16 @@ RULES = (
         patience=2,
         needs=RATES,
         thresholds={
-            "warning": Threshold(0.5, "share of the rate that is lost: warning"),
-            "critical": Threshold(0.8, "share of the rate that is lost: critical"),
+            "warning": Threshold(0.5, "lost share of the throughput: warning"),
+            "critical": Threshold(0.8, "lost share of the throughput: critical"),
             "window": Threshold(20, "observations of the recent median"),
-            "armed_after": Threshold(5, "observations before the first judgement"),
-            "min_step_seconds": Threshold(0.01, "shorter steps are not judged"),
+            "armed_after": Threshold(5, "observations before the first evaluation"),
+            "min_step_seconds": Threshold(0.01, "shorter steps are not evaluated"),
         },
         advice=(
-            "look at the phases: which one has grown since the last healthy record",
-            "look for a rank that the others wait for (straggler) and for throttled devices",
-            "check the file system and the network for other users",
+            "compare the phase times with the last healthy record: which one grew?",
+            "look for a straggler and for throttled devices",
+            "check whether other jobs load the file system and the network",
         ),
     ),
     Rule(
@@ -196,12 +197,12 @@ RULES = (
         thresholds={
             "factor": Threshold(2, "times the recent median"),
             "window": Threshold(20, "observations of the recent median"),
-            "armed_after": Threshold(5, "observations before the first judgement"),
-            "min_step_seconds": Threshold(0.01, "shorter steps are not judged"),
+            "armed_after": Threshold(5, "observations before the first evaluation"),
+            "min_step_seconds": Threshold(0.01, "shorter steps are not evaluated"),
         },
         advice=(
-            "evaluation and checkpoints between two records count here: expect one after each",
-            "look for garbage collection, memory allocator retries, or a noisy neighbour",
+            "evaluation and checkpointing between two records count: expect one alert after each",
+            "look for garbage collection, memory allocator retries, or other jobs on the host",
         ),
     ),
     Rule(
@@ -214,12 +215,12 @@ RULES = (
         thresholds={
             "warning": Threshold(0.1, "share of a step: warning"),
             "critical": Threshold(0.2, "share of a step: critical"),
-            "min_step_seconds": Threshold(0.01, "shorter steps are not judged"),
+            "min_step_seconds": Threshold(0.01, "shorter steps are not evaluated"),
         },
         advice=(
-            "more loader workers, prefetching, pinned memory",
-            "move tokenisation and decoding out of the training run",
-            "cache the data set on a local disk",
+            "use more loader workers, prefetching and pinned memory",
+            "tokenize and decode before training",
+            "cache the dataset on a local disk",
         ),
     ),
     Rule(
@@ -230,7 +231,7 @@ RULES = (
         cooldown=100,
         needs=(MFU,),
         advice=(
-            "give step() this rank's own tokens, not those of all ranks",
+            "pass step() the tokens of this rank, not those of all ranks",
             "check mfu.flops_per_token or mfu.model, and mfu.peak_flops with its dtype",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Tasks of one model that pull at their shared parameters with different force."""
+"""Tasks of a multi-task model whose gradients in shared parameters differ in size."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
 
 _LARGEST = 1e6
-"""Stands for the ratio of a task that pulls alone."""
+"""Ratio of a task when all other gradients are zero."""
 
 
 def _ratios(record: Record) -> dict[str, float]:
-    """Each task's norm over the mean of the others'; empty when they cannot be compared."""
+    """Return each task's norm divided by the mean of the others; empty if not comparable."""
     norms = dict(record.tasks)
     if len(norms) < 2 or not all(isfinite(n) and n >= 0 for n in norms.values()):
         return {}
@@ -33,9 +33,9 @@ def check_imbalance(
     limits: Limits,
     memory: Memory,  # noqa: ARG001
 ) -> Iterable[Finding]:
-    """Tasks whose gradient is far above or below that of the others, now."""
+    """Find tasks whose gradient is now far above or below that of the others."""
     ratios = _ratios(record)
-    # Of two tasks one says what the other does: the stronger is named, unless none is too strong.
+    # With two tasks the ratios are reciprocal: report the larger one, unless it is in the limit.
     strong = {task: r for task, r in ratios.items() if r > limits["high"]}
     weak = {task: r for task, r in ratios.items() if r < limits["low"]}
     for task, ratio in (strong or weak).items():
@@ -51,7 +51,7 @@ def check_imbalance(
 
 
 def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Tasks that have dominated, or starved, for many checks."""
+    """Find tasks that dominate or starve on average over many checks."""
     ratios = _ratios(record)
     if not ratios:
         return
@@ -76,21 +76,21 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         )
 
 
-def _tell(findings: Sequence[Finding]) -> str:
+def _combine_messages(findings: Sequence[Finding]) -> str:
     return "; ".join(finding.message for finding in findings)
 
 
 def _weigh(task: str, ratio: float) -> str:
-    """What brings the gradient of a task to that of the others."""
+    """Advise a loss weight that brings the task's gradient to the mean of the others."""
     if not 1e-3 < ratio < 1e3:
-        return f"check the loss of task {task} and of the others: one of them gives no gradient"
-    return f"multiply the loss of task {task} with {1 / ratio:.2g}"
+        return f"check the loss of task {task} and of the others: one of them has no gradient"
+    return f"multiply the loss of task {task} by {1 / ratio:.2g}"
 
 
 _ADVICE = (
-    "weigh the losses so that their gradients are alike",
-    "balance them as the run goes on (GradNorm, uncertainty weighting)",
-    "check that the losses are reduced alike (mean against sum) and that no task is out of data",
+    "weight the losses so that their gradients have similar norms",
+    "balance them during the run (GradNorm, uncertainty weighting)",
+    "check that all losses use the same reduction (mean or sum) and that no task is out of data",
 )
 
 RULES = (
@@ -98,7 +98,7 @@ RULES = (
         name="task_imbalance",
         summary="gradient norm of a task outside low..high times the mean of the others",
         check=check_imbalance,
-        tell=_tell,
+        combine_messages=_combine_messages,
         severity="info",
         patience=3,
         needs=("tasks",),
@@ -112,7 +112,7 @@ RULES = (
         name="task_collapse",
         summary="that ratio, averaged over the last `checks`, > high or < low",
         check=check_collapse,
-        tell=_tell,
+        combine_messages=_combine_messages,
         severity="warning",
         needs=("tasks",),
         thresholds={

@@ -1,4 +1,4 @@
-"""Updates that are too large or too small for their weights."""
+"""Updates that are too large or too small relative to their weights."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, raise_lr, tighten_clipping
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric, name_some
-from distmon.rules.schedule import follow_lr
+from distmon.rules.lr_schedule import lr_phase
 
 
 def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Parameters that one step changes by more than a tenth."""
+    """Find parameters with a large update ratio."""
     if record.step <= limits["after_step"]:
-        # Weights that start at zero double every step at first, but most do not start there.
+        # Weights that start at zero have large ratios at first, but most do not start at zero.
         yield from _most(record, limits["ratio"])
         return
     c = record.params.columns
     ratio, limit = c["update_ratio"], limits["ratio"]
     with np.errstate(invalid="ignore"):
-        # Biases and gains may live near zero for good, and a step changes them by much of that.
+        # Biases and gains may stay near zero, where every update is relatively large.
         near = (ratio > (1 - MARGIN) * limit) & (c["ndim"] >= limits["min_ndim"])
     rows = np.flatnonzero(near)
     for i in rows[np.argsort(-ratio[rows], kind="stable")]:
@@ -39,7 +39,7 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def _most(record: Record, limit: float) -> Iterable[Finding]:
-    """At least half of all parameters, told as one."""
+    """Yield one finding when at least half of all parameters have a large ratio."""
     median = metric(record, "monitor/update_ratio_median")
     if median is not None and median > (1 - MARGIN) * limit:
         yield Finding(
@@ -55,12 +55,12 @@ def _most(record: Record, limit: float) -> Iterable[Finding]:
 
 
 def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Parameters that move, but next to nothing."""
+    """Find parameters with a tiny update ratio that are not frozen."""
     c = record.params.columns
     ratio, limit = c["update_ratio"], limits["ratio"]
     with np.errstate(invalid="ignore"):
         near = (ratio < (1 + MARGIN) * limit) & (ratio > 0)
-        near &= (c["frozen"] == 0) & (c["requires_grad"] > 0) & ~(c["lr"] < limits["min_lr"])
+        near &= ~record.params.frozen() & (c["requires_grad"] > 0) & ~(c["lr"] < limits["min_lr"])
     rows = np.flatnonzero(near)
     for i in rows[np.argsort(ratio[rows], kind="stable")]:
         name = record.params.names[i]
@@ -76,7 +76,7 @@ def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
         )
 
 
-def _tell(findings: Sequence[Finding], than: str) -> str:
+def _combine_messages(findings: Sequence[Finding], than: str) -> str:
     worst = findings[0]
     if worst.message:
         return worst.message
@@ -88,10 +88,10 @@ def _tell(findings: Sequence[Finding], than: str) -> str:
 
 
 def check_phase(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The typical update ratio against what is usual at this point of a run."""
-    phase = follow_lr(record, memory)
+    """Compare the median update ratio with the usual range at this step."""
+    phase = lr_phase(record, memory)
     ratio = metric(record, "monitor/update_ratio_median")
-    # A warmup starts below the range and a rate that fades out ends below it, both on purpose.
+    # During warmup and after decay the ratio is below the range on purpose.
     if ratio is None or record.step < limits["after_step"] or phase in ("rising", "ending", "off"):
         return
     part = "late"
@@ -108,9 +108,9 @@ def check_phase(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
         return
     yield Finding(
         key=side,
-        message=f"the median update ratio is {ratio:.1e}, {side} the {low:.0e} to {high:.0e} that "
-        f"are usual {when}",
-        advice=(f"{change}, if the loss falls too slowly or unsteadily", *_ADVICE_PHASE[1:]),
+        message=f"the median update ratio is {ratio:.1e}, {side} the usual range of {low:.0e} to "
+        f"{high:.0e} {when}",
+        advice=(f"{change}, if the loss falls slowly or is unstable", *_ADVICE_PHASE[1:]),
         measured=ratio,
         threshold=limit,
         fading=inside,
@@ -119,28 +119,28 @@ def check_phase(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
 
 _ADVICE_LOW = (
     "raise the learning rate of its group",
-    "check that its gradient is not scaled away (clipping far below the gradient norm)",
-    "check the weight decay and the initial scale: a large weight hides its updates",
+    "check that clipping far below the gradient norm does not shrink its gradient",
+    "check the weight decay and the initial scale: a large weight has a small update ratio",
 )
 _ADVICE_PHASE = (
-    "halve (double) the learning rate, if the loss falls too slowly or unsteadily",
-    "small models and large batches train well above the range: leave it if the loss is fine",
+    "halve (double) the learning rate, if the loss falls slowly or is unstable",
+    "small models and large batches train well above the range: change nothing if the loss is fine",
 )
 
 RULES = (
     Rule(
         name="update_ratio_high",
         summary="update_ratio > ratio for `patience` observations; up to step `after_step` the "
-        "median of all",
+        "median over all parameters",
         check=check_high,
-        tell=lambda findings: _tell(findings, "more than"),
+        combine_messages=lambda findings: _combine_messages(findings, "more than"),
         severity="warning",
         patience=2,
         needs=("params",),
         thresholds={
             "ratio": Threshold(0.1, "largest healthy update ratio"),
-            "after_step": Threshold(100, "before, only the median: weights may start at zero"),
-            "min_ndim": Threshold(2, "biases and gains, with fewer dimensions, are not judged"),
+            "after_step": Threshold(100, "until then, only the median: weights may start at zero"),
+            "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },
         advice=(
             "halve the learning rate, or that of this parameter's group",
@@ -152,27 +152,27 @@ RULES = (
         name="update_ratio_low",
         summary="0 < update_ratio < ratio for `patience` observations while lr >= min_lr",
         check=check_low,
-        tell=lambda findings: _tell(findings, "less than"),
+        combine_messages=lambda findings: _combine_messages(findings, "less than"),
         severity="warning",
         patience=3,
         needs=("params",),
         thresholds={
             "ratio": Threshold(1e-7, "smallest healthy update ratio"),
-            "min_lr": Threshold(1e-7, "a smaller learning rate explains it"),
+            "min_lr": Threshold(1e-7, "a smaller learning rate explains a small ratio"),
         },
         advice=_ADVICE_LOW,
     ),
     Rule(
         name="update_ratio_phase",
         summary="median update ratio outside 1e-3..1e-2 before step 1k, 1e-4..1e-3 before 10k, "
-        "1e-5..1e-4 after; not in a warmup, nor when the lr has decayed",
+        "1e-5..1e-4 after; not during warmup or after the lr has decayed",
         check=check_phase,
         severity="info",
         patience=5,
         cooldown=50,
         needs=("monitor/update_ratio_median",),
         thresholds={
-            "after_step": Threshold(200, "steps before are not judged"),
+            "after_step": Threshold(200, "earlier steps are not evaluated"),
             "early_until": Threshold(1_000, "step at which the first range ends"),
             "early_low": Threshold(1e-3, "smallest usual ratio of the first range"),
             "early_high": Threshold(1e-2, "largest usual ratio of the first range"),

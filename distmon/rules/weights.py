@@ -1,4 +1,4 @@
-"""Weights that jump, grow apart, or begin apart."""
+"""Weight norms that jump, diverge between layers, or start with unequal variances."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from distmon.record import ParamTable, Record
+from distmon.record.record import ParamTable, Record
 from distmon.rules.advice import lower_lr, tighten_clipping
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
-from distmon.rules.depth import Rows, fingerprint, sizes, stacks
+from distmon.rules.layer_stacks import Rows, fingerprint, sizes, stacks
 
 _SAME_SIZE = 1.25
-"""Sizes are estimated from norms; those of one role in like layers come out this close."""
+"""Sizes are estimated from norms; equal ones differ by less than this factor."""
 
 
 def check_spike(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Parameters whose norm is many times what it was at the last observation."""
+    """Find parameters whose norm is many times its value at the last observation."""
     table = record.params
     c = table.columns
     norms = c["weight_norm"]
@@ -27,9 +27,9 @@ def check_spike(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = np.where(then > 0, norms / then, 0.0)
         rms = np.hypot(c["weight_std"], c["weight_mean"])
-        # A weight that was next to zero may grow by any factor until it is of an ordinary size.
+        # A weight that was near zero may grow by any factor until it has an ordinary size.
         jumped = (growth > limits["factor"]) & (rms > limits["factor"] * limits["floor"])
-        # What did not learn before may begin to: only a weight that was learning can spike.
+        # Only a weight that was updated before can spike: others may just have been unfrozen.
         learning = np.isfinite(norms) & (norms > 0) & (c["update_ratio"] > 0)
     unmeasured = np.isnan(c["update_ratio"])
     memory["names"] = fingerprint(table.names)
@@ -57,7 +57,7 @@ def check_divergence(
     limits: Limits,
     memory: Memory,  # noqa: ARG001
 ) -> Iterable[Finding]:
-    """The same parameter of different layers, with norms far apart."""
+    """Compare the norms of the same parameter in different layers."""
     norms = record.params.columns["weight_norm"]
     for role, rows in _roles(record.params, limits["min_ndim"]):
         known = rows[np.isfinite(norms[rows]) & (norms[rows] > 0)]
@@ -70,7 +70,7 @@ def check_divergence(
             yield Finding(
                 key=role,
                 message=f"{names[0]} has norm {norms[high]:.3g} and {names[1]} {norms[low]:.3g}: "
-                f"{ratio:.0f}x apart (limit {limits['ratio']:g}x)",
+                f"ratio {ratio:.0f} (limit {limits['ratio']:g})",
                 params=names,
                 measured=ratio,
                 threshold=limits["ratio"],
@@ -78,10 +78,10 @@ def check_divergence(
 
 
 def check_init(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """The same parameter of different layers, begun with different variances.
+    """Compare the initial variances of the same parameter in different layers.
 
-    A variance that changes little from each layer to the next, as one that is scaled with depth,
-    is taken as meant: somewhere there has to be a step of more than the root of the ratio.
+    A variance that changes little from layer to layer, as one that is scaled with depth, is taken
+    as intended: there must be one change by more than the square root of the ratio.
     """
     first = not memory.get("seen")
     memory["seen"] = True
@@ -100,9 +100,9 @@ def check_init(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
             names = record.params.names[known[high]], record.params.names[known[low]]
             yield Finding(
                 key=role,
-                message=f"the weights of {names[0]} begin with std {std[known[high]]:.2e} and "
-                f"those of {names[1]} with {std[known[low]]:.2e}: variances {ratio:.0f}x apart "
-                f"(limit {limits['ratio']:g}x)",
+                message=f"the weights of {names[0]} start with std {std[known[high]]:.2e} and "
+                f"those of {names[1]} with {std[known[low]]:.2e}: ratio of variances {ratio:.0f} "
+                f"(limit {limits['ratio']:g})",
                 params=names,
                 measured=ratio,
                 threshold=limits["ratio"],
@@ -110,31 +110,31 @@ def check_init(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def _roles(table: ParamTable, min_ndim: float) -> Iterator[tuple[str, Rows]]:
-    """Parameters of one role and one size, in order of depth."""
+    """Yield the parameters of one role and one size, in order of depth."""
     size = sizes(table)
     for stack in stacks(table.names):
         for role, rows in stack.roles.items():
             large = rows[table.columns["ndim"][rows] >= min_ndim]
-            for i, alike in enumerate(_by_size(large, size)):
-                if len(alike) > 1:
-                    yield f"{role} {i}" if i else role, alike
+            for i, same_size in enumerate(_by_size(large, size)):
+                if len(same_size) > 1:
+                    yield f"{role} {i}" if i else role, same_size
 
 
 def _by_size(rows: Rows, size: NDArray[np.float64]) -> list[Rows]:
-    """Layers of a plain sequence may have the same names and other shapes, and so other scales."""
+    """Split rows by size: layers of an nn.Sequential may have equal names but other shapes."""
     known = rows[np.isfinite(size[rows]) & (size[rows] > 0)]
     order = np.argsort(size[known], kind="stable")
     larger = np.diff(np.log(size[known][order])) > math.log(_SAME_SIZE)
     return [known[np.sort(part)] for part in np.split(order, np.flatnonzero(larger) + 1)]
 
 
-def _tell(findings: Sequence[Finding]) -> str:
+def _combine_messages(findings: Sequence[Finding]) -> str:
     others = name_some([f.key for f in findings[1:]])
     return findings[0].message + (f"; also {others}" if others else "")
 
 
 _ADVICE_SPIKE = (
-    "look at what happened there: a bad batch, a loss spike, a weight that was loaded",
+    "check what happened at that step: a bad batch, a loss spike, a loaded checkpoint",
     "halve the learning rate",
     "tighten gradient clipping",
 )
@@ -142,9 +142,9 @@ _ADVICE_SPIKE = (
 RULES = (
     Rule(
         name="weight_norm_spike",
-        summary="norm of a parameter > factor times what it was at the last observation",
+        summary="norm of a parameter > factor times its value at the last observation",
         check=check_spike,
-        tell=_tell,
+        combine_messages=_combine_messages,
         severity="warning",
         needs=("params",),
         thresholds={
@@ -155,39 +155,39 @@ RULES = (
     ),
     Rule(
         name="weight_divergence",
-        summary="norms of the same parameter of two layers > ratio apart",
+        summary="ratio of the norms of the same parameter in two layers > ratio",
         check=check_divergence,
-        tell=_tell,
+        combine_messages=_combine_messages,
         severity="warning",
         patience=2,
         needs=("params",),
         thresholds={
             "ratio": Threshold(1000, "times the smallest norm of the same role"),
-            "min_ndim": Threshold(2, "biases and gains, with fewer dimensions, are not judged"),
+            "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },
         advice=(
-            "check the weight decay of both: one may decay to nothing, one may not decay at all",
-            "check the initialisation of the named layers",
-            "look for a layer that gets no gradient, or all of it",
+            "check the weight decay of both: one may decay to zero, one may not decay at all",
+            "check the initialization of the named layers",
+            "look for a layer without a gradient, or with a much larger one",
         ),
     ),
     Rule(
         name="bad_init",
-        summary="variances of the same matrix of two layers > ratio apart in the first steps",
+        summary="ratio of variances of the same matrix in two layers > ratio in the first steps",
         check=check_init,
-        tell=_tell,
+        combine_messages=_combine_messages,
         severity="warning",
         needs=("params",),
         thresholds={
             "ratio": Threshold(10, "times the smallest variance of the same role"),
-            "until_step": Threshold(10, "last step whose weights are judged"),
-            "first_until": Threshold(200, "last step at which the first observation is judged"),
-            "min_ndim": Threshold(2, "biases and gains, with fewer dimensions, are not judged"),
+            "until_step": Threshold(10, "last step that is evaluated"),
+            "first_until": Threshold(200, "last step at which the first observation is evaluated"),
+            "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },
         advice=(
-            "initialise the named layers in the same way",
-            "look for a module that keeps its default initialisation, or is initialised twice",
-            "if the weights come from a checkpoint this is no fault: switch bad_init off",
+            "initialize the named layers in the same way",
+            "look for a module that keeps its default initialization, or is initialized twice",
+            "if the weights come from a checkpoint this is expected: disable bad_init",
         ),
     ),
 )

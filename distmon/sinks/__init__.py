@@ -1,4 +1,4 @@
-"""Where records and alerts go."""
+"""Sinks: destinations of records and alerts on rank 0, one module per sink."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from rich.console import Console
 
-from distmon.config import MonitorConfig
+from distmon.config import SINKS, MonitorConfig
 from distmon.errors import ConfigError
 from distmon.redaction import Redactor
-from distmon.run_folder import RunFolder
-from distmon.sinks.base import Sink, SinkFactory
+from distmon.runs.run_folder import RunFolder
+from distmon.sinks.base import Sink, SinkContext, SinkFactory
 from distmon.sinks.delivery import AlertsOnly, Delivery
 
-__all__ = ["Delivery", "Sink", "SinkFactory", "build_factories"]
+__all__ = ["Delivery", "Sink", "SinkContext", "SinkFactory", "build_factories"]
 
-OPTIONAL_PACKAGES: Final = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "prometheus": "prometheus_client",
-}
-"""By sink, which is also the name of the extra, what it imports."""
 WITH_PARAM_TAGS: Final = {"tensorboard", "wandb"}
+"""Sinks that log the parameters of `param_tags`."""
 
 
 def build_factories(
@@ -36,70 +31,42 @@ def build_factories(
     console: Console | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> list[tuple[str, SinkFactory]]:
-    """A factory for each configured sink, in their order, for `Delivery`; then those that `notify`
-    and `actions` ask for.
+    """Return a factory for each configured sink, then those of `notify` and `actions`.
 
-    `ConfigError` when a sink's package is not installed, or a URL is wrong: better at attach than
-    after an hour.
+    Raises ConfigError when a sink's package is not installed or a URL is invalid, so that the error
+    appears at attach and not after an hour.
     """
     from distmon.sinks.tags import select_params
 
-    for name, package in OPTIONAL_PACKAGES.items():
-        if name in config.sinks and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"the sink \"{name}\" needs a package: pip install 'distmon[{name}]'")
+    _check_installed(config.sinks)
     names = [str(row["name"]) for row in folder.parameters]
     selected: frozenset[str] = frozenset()
     if WITH_PARAM_TAGS & {*config.sinks}:
         selected = select_params(names, config.param_tags, config.param_tag_cap)
 
-    def console_sink() -> Sink:
-        from distmon.sinks.console import ConsoleSink
-
-        return ConsoleSink(console or Console(), total_steps=config.total_steps)
-
-    def jsonl_sink() -> Sink:
-        from distmon.sinks.jsonl import JsonlSink
-
-        return JsonlSink(folder)
-
-    def arrow_sink() -> Sink:
-        from distmon.sinks.arrow import ArrowSink
-
-        return ArrowSink(folder)
-
-    def tensorboard_sink() -> Sink:
-        from distmon.sinks.tensorboard import TensorBoardSink
-
-        return TensorBoardSink(folder, selected)
-
-    def wandb_sink() -> Sink:
-        from distmon.sinks.wandb import WandbSink
-
-        return WandbSink(folder, config.wandb, selected)
-
-    def prometheus_sink() -> Sink:
-        from distmon.sinks.prometheus import PrometheusSink
-
-        return PrometheusSink(config.prometheus, folder.path.resolve().name)
-
-    factories: dict[str, SinkFactory] = {
-        "console": console_sink,
-        "jsonl": jsonl_sink,
-        "arrow": arrow_sink,
-        "tensorboard": tensorboard_sink,
-        "wandb": wandb_sink,
-        "prometheus": prometheus_sink,
-    }
+    context = SinkContext(config, folder, console, selected)
     return [
-        *((name, factories[name]) for name in dict.fromkeys(config.sinks)),
+        *((name, partial(_open, name, context)) for name in dict.fromkeys(config.sinks)),
         *_alert_factories(config, folder, os.environ if environ is None else environ),
     ]
+
+
+def _check_installed(sinks: Sequence[str]) -> None:
+    for name in sinks:
+        if SINKS[name] and importlib.util.find_spec(SINKS[name]) is None:
+            raise ConfigError(f"the sink \"{name}\" needs a package: pip install 'distmon[{name}]'")
+
+
+def _open(name: str, context: SinkContext) -> Sink:
+    """Import the module of a sink and make the sink, in its own thread."""
+    sink: Sink = importlib.import_module(f"distmon.sinks.{name}").open_sink(context)
+    return sink
 
 
 def _alert_factories(
     config: MonitorConfig, folder: RunFolder, environ: Mapping[str, str]
 ) -> list[tuple[str, SinkFactory]]:
-    """A lane `notify-slack` for each service, and one for debug bundles."""
+    """Return a factory such as `notify-slack` for each service, and one for debug bundles."""
     from distmon.sinks.apprise_service import open_services, resolve_urls
     from distmon.sinks.bundle import BundleSink
     from distmon.sinks.notify import NotifySink

@@ -1,4 +1,4 @@
-"""One service that takes messages to people, by its apprise URL, without telling its secrets."""
+"""A notification service, addressed by its apprise URL, whose secrets are never logged."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from distmon.alert import Severity
 from distmon.config import NotifyConfig, split_urls
 from distmon.errors import ConfigError, DistmonError
 from distmon.redaction import Redactor
+from distmon.rules.alert import Severity
 
 PAUSE_S: Final = 2.0
-"""Between two attempts."""
+"""Pause between two attempts."""
 LONGEST_THROTTLE_S: Final = 1.2
-"""Between two messages to a service. apprise waits up to 5.5 s, and a run that is stopped has 10 s
-for all it has to say; `per_hour` is what keeps it from being too much."""
+"""Maximum pause between two messages to a service. apprise waits up to 5.5 s by default, but a run
+that is stopped has 10 s for all its messages; `per_hour` limits their number."""
 LONGEST_REASON: Final = 500
 OLDEST_APPRISE: Final = 2
-"""The first version that remembers who has a message when it tries again."""
+"""The first version that, when it retries, skips targets that already have the message."""
 OWN_VARIABLE: Final = "env:"
 KINDS: Final[Mapping[Severity, str]] = {
     "info": "info",
     "warning": "warning",
     "critical": "failure",
 }
-"""apprise's name for each severity: it chooses colour and urgency."""
-TALKATIVE: Final = ("apprise", "urllib3.connectionpool", "urllib3.util.retry")
-"""Loggers that name whole URLs at DEBUG; webhooks have their secret in the path."""
+"""apprise's name for each severity, which determines color and urgency."""
+LEAKY_LOGGERS: Final = ("apprise", "urllib3.connectionpool", "urllib3.util.retry")
+"""Loggers that print whole URLs at DEBUG; webhooks have their secret in the path."""
 
 
 class DeliveryError(DistmonError):
-    """A service did not take a message."""
+    """A service did not accept a message."""
 
 
 def resolve_urls(given: Sequence[SecretStr], environ: Mapping[str, str]) -> list[SecretStr]:
-    """The URLs themselves, with `env:NAME` replaced by what the environment holds."""
+    """Return the URLs, with `env:NAME` replaced by the value of that environment variable."""
     urls: list[SecretStr] = []
     for position, entry in enumerate(given):
         if not entry.get_secret_value().startswith(OWN_VARIABLE):
@@ -65,7 +65,7 @@ def resolve_urls(given: Sequence[SecretStr], environ: Mapping[str, str]) -> list
 def open_services(
     settings: NotifyConfig, urls: Sequence[SecretStr], pause_s: float = PAUSE_S
 ) -> list[AppriseService]:
-    """A service for each URL; `ConfigError` when apprise is missing or does not take one."""
+    """Return a service per URL; raise ConfigError if apprise is missing or rejects a URL."""
     if find_spec("apprise") is None or int(version("apprise").split(".")[0]) < OLDEST_APPRISE:
         raise ConfigError(
             f"notify.urls needs apprise {OLDEST_APPRISE} or newer: pip install 'distmon[alerts]'"
@@ -74,10 +74,10 @@ def open_services(
     for number, url in enumerate(urls, start=1):
         service = AppriseService.open(url, settings, pause_s)
         if service is None:
-            # Neither the URL nor apprise's own words, which quote pieces of it.
+            # Neither the URL nor apprise's own message, which quotes parts of it.
             raise ConfigError(
-                f"apprise does not take URL {number} of notify.urls: expected the form that its "
-                "documentation gives for the service, such as slack://A/B/C or mailto://..., and "
+                f"apprise rejects URL {number} of notify.urls: use the form in apprise's "
+                "documentation of the service, such as slack://A/B/C or mailto://..., and install "
                 "the package that some services need"
             )
         services.append(service)
@@ -85,11 +85,11 @@ def open_services(
 
 
 class AppriseService:
-    """Sends messages to what one URL names. Everything it raises is free of secrets."""
+    """Sends messages to the service of one URL. Its exceptions contain no secrets."""
 
     def __init__(self, plugin: Any, sender: Any, redactor: Redactor) -> None:
         self.name = str(plugin.schema)
-        """Of the kind of service, such as `slack`; not unique."""
+        """Kind of service, such as `slack`; not unique."""
         self._sender = sender
         self._redactor = redactor
 
@@ -97,14 +97,13 @@ class AppriseService:
     def open(
         cls, url: SecretStr, settings: NotifyConfig, pause_s: float = PAUSE_S
     ) -> AppriseService | None:
-        """None when apprise does not take the URL."""
+        """Return the service of a URL; None when apprise rejects the URL."""
         import apprise
         import apprise.plugins
 
         plugins: Any = apprise.plugins
-        with _overhear():
-            # Without threads of apprise's own, which would keep the process from ending. apprise
-            # remembers which targets of a URL have taken a message and does not repeat it to them.
+        with _capture_logs():
+            # No threads of apprise's own: they would keep the process from ending.
             asset = apprise.AppriseAsset(
                 app_id="distmon",
                 app_desc="distmon",
@@ -116,7 +115,7 @@ class AppriseService:
             values = plugins.url_to_dict(url.get_secret_value())
             if values is None:
                 return None
-            # A service with a short limit gets the beginning instead of nothing.
+            # A service with a length limit gets a truncated message instead of none.
             defaults = {"rto": settings.timeout_s, "cto": settings.timeout_s}
             values = {**defaults, "overflow": "truncate", **values}
             plugin = apprise.Apprise.instantiate(values, asset=asset)
@@ -127,8 +126,8 @@ class AppriseService:
         return cls(plugin, sender, Redactor([url.get_secret_value()]))
 
     def send(self, title: str, body: str, severity: Severity) -> None:
-        """Deliver one message, in several attempts; `DeliveryError` with the reason if none did."""
-        with _overhear() as heard:
+        """Send one message; raise DeliveryError with the reason when all attempts fail."""
+        with _capture_logs() as captured:
             try:
                 delivered = bool(
                     self._sender.notify(
@@ -137,42 +136,42 @@ class AppriseService:
                 )
             except Exception as error:
                 delivered = False
-                heard.append(f"{type(error).__name__}: {error}")
+                captured.append(f"{type(error).__name__}: {error}")
         if not delivered:
-            # Every attempt says the same, and that it was one.
-            said = [text for text in dict.fromkeys(heard) if not text.startswith("Attempt ")]
-            reason = self._redactor.text(" ".join(" ".join(said).split()))
+            # Every attempt logs the same reason, and a line that it was an attempt.
+            reasons = [text for text in dict.fromkeys(captured) if not text.startswith("Attempt ")]
+            reason = self._redactor.text(" ".join(" ".join(reasons).split()))
             raise DeliveryError(reason[:LONGEST_REASON] or "apprise gave no reason") from None
 
 
-_heard: ContextVar[list[str] | None] = ContextVar("distmon_heard", default=None)
-"""What libraries have logged while this thread sends; None while it does not."""
+_captured: ContextVar[list[str] | None] = ContextVar("distmon_captured_logs", default=None)
+"""Warnings that libraries log while this thread sends; None while it does not send."""
 
 
-class _Overhearing(logging.Filter):
-    """Takes the records of our own sending out of the log, and leaves everybody else's alone."""
+class _CaptureFilter(logging.Filter):
+    """Keeps log records of this thread's sending out of the log; passes all others."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        heard = _heard.get()
-        if heard is None:
+        captured = _captured.get()
+        if captured is None:
             return True
         if record.levelno >= logging.WARNING:
-            heard.append(record.getMessage())
+            captured.append(record.getMessage())
         return False
 
 
-_OVERHEARING: Final = _Overhearing()
+_CAPTURE_FILTER: Final = _CaptureFilter()
 
 
 @contextmanager
-def _overhear() -> Iterator[list[str]]:
-    """Warnings of the libraries that send, which are the only reason they give for a failure."""
-    for name in TALKATIVE:
-        # Adding it again changes nothing; it stays, and does nothing outside of this block.
-        logging.getLogger(name).addFilter(_OVERHEARING)
-    heard: list[str] = []
-    token = _heard.set(heard)
+def _capture_logs() -> Iterator[list[str]]:
+    """Collect the warnings of the sending libraries: their only report of why sending failed."""
+    for name in LEAKY_LOGGERS:
+        # Adding the filter again has no effect; outside this context it passes everything.
+        logging.getLogger(name).addFilter(_CAPTURE_FILTER)
+    captured: list[str] = []
+    token = _captured.set(captured)
     try:
-        yield heard
+        yield captured
     finally:
-        _heard.reset(token)
+        _captured.reset(token)

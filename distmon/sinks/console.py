@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -14,26 +14,40 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from distmon.alert import Alert
-from distmon.record import Record
+from distmon.record.record import Record
+from distmon.rules.advice import clip_in_force
+from distmon.rules.alert import Alert
+from distmon.rules.base import name_some
+from distmon.sinks.base import SinkContext
 
 BAD: Final = "bold red"
 SEVERITY_STYLES: Final = {"info": "cyan", "warning": "yellow", "critical": BAD}
 PANEL_WIDTH: Final = 100
-SHOWN_PLACES: Final = 5
 SHORTEST_NAME: Final = 8
 LOG_WIDTH: Final = 160
+SHOWN_ERROR: Final = 0.02
+"""Relative standard error of the gradient norm from which on it is shown."""
+
+
+def open_sink(context: SinkContext) -> ConsoleSink:
+    """Return the sink of a monitor."""
+    folder, config = context.folder, context.config
+    opening = opening_line(folder.reading, len(folder.parameters), config.interval)
+    return ConsoleSink(context.console or Console(), config.total_steps, opening)
 
 
 class ConsoleSink:
-    """Prints to a rich console. A trainer with a progress bar passes that bar's console."""
+    """Prints to a rich console. A trainer with a progress bar passes the bar's console."""
 
-    def __init__(self, console: Console, total_steps: int | None = None) -> None:
+    def __init__(self, console: Console, total_steps: int | None = None, opening: str = "") -> None:
+        """`opening` is printed at once."""
         self._console = console
         self._total_steps = total_steps
+        if opening:
+            self._print(Text(opening, style="dim"))
 
     def record(self, record: Record) -> None:
-        # rich takes a log file to be 80 columns wide, which would cost half of the line.
+        # rich assumes that a log file is 80 columns wide, which would cut half of the line.
         width = self._console.width if self._console.is_terminal else LOG_WIDTH
         self._print(record_line(record, self._total_steps, width))
         for fault in record.faults:
@@ -43,25 +57,41 @@ class ConsoleSink:
         self._console.print(alert_panel(alert, min(self._console.width, PANEL_WIDTH)))
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: every line is printed at once."""
 
     def _print(self, line: Text) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def opening_line(reading: Mapping[str, Any], parameters: int, interval: int) -> str:
+    """Return what is monitored and how much of it is read; `reading` as in `run.json`."""
+    if not reading:
+        return ""
+    total = max(1, reading["elements"])
+    return (
+        f"distmon: {parameters} parameters, {_thousands(total)} elements, every {interval} steps: "
+        f"{reading['text']} ({_percent(reading['gradient_elements'] / total)} of the gradients, "
+        f"{_percent(reading['sampled_elements'] / total)} of the updates)"
+    )
+
+
+def _percent(share: float) -> str:
+    return "all" if share >= 1 else f"{100 * share:.2g}%"
 
 
 @dataclass(frozen=True)
 class _Field:
     text: str
     keep: int
-    """Fields with the lowest number go first when the line is too long for the terminal."""
+    """Priority; fields with the lowest one are dropped when the line is too long."""
     style: str = ""
 
 
 def record_line(record: Record, total_steps: int | None = None, width: int | None = None) -> Text:
-    """The line of one record; metrics that were not measured are left out.
+    """Return the console line of a record, without metrics that were not measured.
 
-    With a `width`, the name of the parameter with the largest update is shortened and then the less
-    important fields are left out until the line fits.
+    With a `width`, shorten the name of the parameter with the largest update, and then drop fields
+    by priority until the line fits.
     """
     fields = _fields(record, total_steps, None)
     if width is None:
@@ -80,10 +110,10 @@ def _fields(record: Record, total_steps: int | None, longest_name: int | None) -
     if not record.applied and not record.partial:
         fields.append(_Field("skipped", 99, "bold yellow"))
 
-    def add(label: str, tag: str, show: Callable[[float], str], keep: int) -> None:
+    def add(label: str, tag: str, format_value: Callable[[float], str], keep: int) -> None:
         value = record.metrics.get(tag)
         if value is not None:
-            fields.append(_field(label, value, show, keep))
+            fields.append(_field(label, value, format_value, keep))
 
     add("loss", "train/step_loss", _loss, 90)
     add("ema", "train/step_loss_ema", _short, 50)
@@ -94,7 +124,7 @@ def _fields(record: Record, total_steps: int | None, longest_name: int | None) -
         name = _shorten(_name_of_largest(record), longest_name)
         field = _field("max", largest, _exponent, 25)
         fields.append(_Field(field.text + (f"({name})" if name else ""), field.keep, field.style))
-    add("grad_norm", "monitor/grad_norm", _short, 70)
+    fields += _grad_norm(record)
     add("gain", "gradient_monitor/mean_gain", _short, 45)
     add("frozen", "monitor/frozen_count", _count, 60)
     for label, tag in (
@@ -115,22 +145,38 @@ def _fields(record: Record, total_steps: int | None, longest_name: int | None) -
     return fields
 
 
+def _grad_norm(record: Record) -> list[_Field]:
+    """The total gradient norm: with its error where it is an estimate, and what clipping left."""
+    norm = record.metrics.get("monitor/grad_norm")
+    if norm is None:
+        return []
+    field = _field("grad_norm", norm, _short, 70)
+    error = record.metrics.get("monitor/grad_norm_stderr", 0.0)
+    text = field.text
+    if math.isfinite(norm) and norm > 0 and error > SHOWN_ERROR * norm:
+        text += f"±{100 * error / norm:.0f}%"
+    clip = clip_in_force(record)
+    if clip is not None:
+        text += f"(clipped {_short(clip)})"
+    return [_Field(text, field.keep, field.style)]
+
+
 def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
-    """What is wrong, where, and what to try, coloured by severity."""
+    """Return a panel with message, location and advice, colored by severity."""
     style = SEVERITY_STYLES[alert.severity]
     parts: list[RenderableType] = [Text(alert.message)]
-    places = Text()
+    location = Text()
     for label, names in (
         ("parameters", alert.params),
         ("layers", alert.layers),
         ("ranks", [str(rank) for rank in alert.ranks]),
     ):
         if names:
-            places.append("\n" if places else "")
-            places.append(f"{label}: ", style="bold")
-            places.append(_listed(names))
-    if places:
-        parts.append(places)
+            location.append("\n" if location else "")
+            location.append(f"{label}: ", style="bold")
+            location.append(name_some(names))
+    if location:
+        parts.append(location)
     if alert.advice:
         advice = Table.grid(padding=(0, 1))
         advice.add_column(justify="right", style=style, no_wrap=True)
@@ -149,15 +195,9 @@ def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
     )
 
 
-def _listed(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = len(shown) - SHOWN_PLACES
-    return ", ".join(shown[:SHOWN_PLACES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _field(label: str, value: float, show: Callable[[float], str], keep: int) -> _Field:
+def _field(label: str, value: float, format_value: Callable[[float], str], keep: int) -> _Field:
     if math.isfinite(value):
-        return _Field(f"{label}:{show(value)}", keep)
+        return _Field(f"{label}:{format_value(value)}", keep)
     return _Field(f"{label}:{value}", 95, BAD)
 
 
@@ -181,7 +221,7 @@ def _name_of_largest(record: Record) -> str:
 
 
 def _shorten(name: str, longest: int | None) -> str:
-    """The end of a name tells more than its beginning: `…attn.qkv`."""
+    """Keep the end of a name, which is more specific than its beginning: `…attn.qkv`."""
     if longest is None or len(name) <= longest:
         return name
     return f"…{name[1 - longest :]}" if longest else ""
@@ -198,7 +238,7 @@ def _short(value: float) -> str:
 
 
 def _exponent(value: float) -> str:
-    """Two digits in few characters: 3.1e-3, 1e-4."""
+    """Format two digits in few characters: 3.1e-3, 1e-4."""
     digits, power = f"{value:.1e}".split("e")
     return "0" if value == 0 else f"{digits.removesuffix('.0')}e{int(power)}"
 
@@ -209,7 +249,7 @@ def _count(value: float) -> str:
 
 def _thousands(value: float) -> str:
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # 999.95k would print as 1000.0k: the next unit takes over before that.
+        # 999.95k would print as 1000.0k, so the next unit is used from 0.99995 on.
         if abs(value) >= limit * 0.99995:
             return f"{value / limit:.1f}{unit}"
     return f"{value:.0f}"

@@ -1,7 +1,7 @@
-"""Carries records and alerts to the sinks without ever holding up the training thread.
+"""Deliver records and alerts to the sinks without blocking the training thread.
 
-Each sink has a bounded queue and a daemon thread of its own, so one that hangs or fails holds up
-neither the trainer nor the other sinks.
+Each sink has its own bounded queue and daemon thread, so a sink that hangs or fails blocks neither
+the trainer nor the other sinks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from distmon.alert import Alert
-from distmon.record import Record
+from distmon.record.record import Record
 from distmon.redaction import Redactor
+from distmon.rules.alert import Alert
 from distmon.sinks.base import Sink, SinkFactory
 
 logger = logging.getLogger("distmon")
@@ -26,7 +26,7 @@ Item = Record | Alert
 
 @dataclass(frozen=True)
 class AlertsOnly:
-    """Makes a sink that no record is handed to: while it hangs, none is kept or lost for it."""
+    """Wraps the factory of a sink that gets no records, so that none are queued for it."""
 
     make: SinkFactory
 
@@ -35,7 +35,7 @@ class AlertsOnly:
 
 
 class Delivery:
-    """The way from the training thread to every sink."""
+    """Queues records and alerts for every sink."""
 
     def __init__(self, factories: Sequence[tuple[str, SinkFactory]], queue_size: int) -> None:
         order = itertools.count()
@@ -43,19 +43,20 @@ class Delivery:
         self._closed = False
 
     def post_record(self, record: Record) -> None:
-        """Hand a record to every sink. Never blocks, never raises; a full queue drops it."""
+        """Queue a record for every sink. Never blocks or raises; a full queue drops it."""
         for lane in self._lanes:
             lane.post(record)
 
     def post_alert(self, alert: Alert) -> None:
-        """Hand an alert to every sink. Alerts queue apart, so records cannot crowd them out."""
+        """Queue an alert for every sink. Alerts have their own queue, so records cannot fill it."""
         for lane in self._lanes:
             lane.post(alert)
 
     def close(self, timeout: float = 10.0) -> dict[str, dict[str, int]]:
-        """Deliver what is queued and close the sinks, for at most `timeout` seconds altogether.
+        """Deliver all queued items and close the sinks, within `timeout` seconds in total.
 
-        A sink that has not finished by then is left behind in its daemon thread. Returns `stats()`.
+        A sink that has not finished by then is abandoned in its daemon thread, with a warning.
+        Returns `stats()`.
         """
         if not self._closed:
             self._closed = True
@@ -69,7 +70,7 @@ class Delivery:
         return self.stats()
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Items by sink and fate: written, failed, dropped."""
+        """Return the number of items that were written, failed and dropped, by sink."""
         return {lane.name: lane.stats() for lane in self._lanes}
 
 
@@ -90,7 +91,7 @@ class _Lane:
         self._finishing = False
         self._abandoned = False
         self._busy = False
-        self._named = False
+        self._warned = False
         self._written = self._failed = self._dropped = 0
         self._thread = threading.Thread(target=self._run, name=f"distmon-{name}", daemon=True)
         self._thread.start()
@@ -125,13 +126,13 @@ class _Lane:
     def report_losses(self, timeout: float) -> None:
         if self._abandoned:
             logger.warning(
-                'the distmon sink "%s" did not finish within %g s and was left behind: %s',
+                'distmon: the sink "%s" did not finish within %g s and was abandoned: %s',
                 self.name,
                 timeout,
                 self._counts(),
             )
         elif self._failed or self._dropped:
-            logger.warning('the distmon sink "%s" is incomplete: %s', self.name, self._counts())
+            logger.warning('distmon: the sink "%s" is incomplete: %s', self.name, self._counts())
 
     def stats(self) -> dict[str, int]:
         with self._changed:
@@ -142,12 +143,12 @@ class _Lane:
             }
 
     def _counts(self) -> str:
-        return ", ".join(f"{count} {fate}" for fate, count in self.stats().items())
+        return ", ".join(f"{count} {outcome}" for outcome, count in self.stats().items())
 
     def _run(self) -> None:
         sink: Sink | None = None
         unusable = False
-        # BaseException: a sink that calls sys.exit() must not end its lane unnoticed.
+        # BaseException: a sink that calls sys.exit() must not end its thread unnoticed.
         while (item := self._take()) is not None:
             error: BaseException | None = None
             if sink is None and not unusable:
@@ -165,21 +166,21 @@ class _Lane:
                     error = caught
             self._count(ok=sink is not None and error is None)
             if error is not None:
-                self._name_once(
+                self._warn_once(
                     error,
-                    "could not be opened and gets nothing"
+                    "could not be opened and is disabled"
                     if unusable
-                    else "failed; it stays in use",
+                    else "failed on one item and stays in use",
                 )
         if sink is not None:
             try:
                 sink.close()
             except BaseException as caught:
                 self._count(ok=False)
-                self._name_once(caught, "failed to close")
+                self._warn_once(caught, "failed to close")
 
     def _take(self) -> Item | None:
-        """The oldest item of both queues; None when there will be no more."""
+        """Wait for the oldest item of both queues and return it; None after `finish`."""
         with self._changed:
             while not (self._records or self._alerts):
                 if self._finishing:
@@ -187,7 +188,7 @@ class _Lane:
                 self._changed.wait()
             queues = [queue for queue in (self._records, self._alerts) if queue]
             self._busy = True
-            # Posting order over both queues: an alert comes after the record that it is about.
+            # In posting order over both queues: an alert follows the record that raised it.
             return min(queues, key=lambda queue: queue[0][0]).popleft()[1]
 
     def _count(self, *, ok: bool) -> None:
@@ -200,11 +201,11 @@ class _Lane:
             else:
                 self._failed += 1
 
-    def _name_once(self, error: BaseException, outcome: str) -> None:
-        if self._named:
+    def _warn_once(self, error: BaseException, outcome: str) -> None:
+        if self._warned:
             return
-        self._named = True
+        self._warned = True
         text = Redactor().text(" ".join(str(error).split())) or "no message"
         logger.warning(
-            'the distmon sink "%s" %s: %s: %s', self.name, outcome, type(error).__name__, text
+            'distmon: the sink "%s" %s: %s: %s', self.name, outcome, type(error).__name__, text
         )

@@ -1,4 +1,4 @@
-"""`records.jsonl` and `alerts.jsonl`: one whole line per entry, readable while the run goes on."""
+"""`records.jsonl` and `alerts.jsonl`: one line per entry, readable during the run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distmon.alert import Alert
-from distmon.record import FlowTable, Record
-from distmon.run_folder import RunFolder, strict_json
-from distmon.sinks.appending import append_whole, open_for_append
+from distmon.record.record import GainTable, Record
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder, strict_json
+from distmon.sinks.atomic_append import append_atomically, open_for_append
+from distmon.sinks.base import SinkContext
+
+
+def open_sink(context: SinkContext) -> JsonlSink:
+    """Return the sink of a monitor."""
+    return JsonlSink(context.folder)
 
 
 class JsonlSink:
-    """Appends to both files. A crash loses at most the line that was being written."""
+    """Appends to both files. A crash loses at most the line being written."""
 
     def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.time) -> None:
         self._attempt = folder.attempt
@@ -38,7 +44,7 @@ class JsonlSink:
 
 
 def record_entry(record: Record, attempt: int) -> dict[str, Any]:
-    """A record as plain values. Per-parameter numbers are in `params.arrow`, not here."""
+    """Return a record as plain values, without the per-parameter metrics of `params.arrow`."""
     steps = sorted(record.losses)
     return {
         "step": record.step,
@@ -53,7 +59,7 @@ def record_entry(record: Record, attempt: int) -> dict[str, Any]:
         "loss_values": [float(record.losses[step]) for step in steps],
         "loss_ema": [float(record.loss_ema.get(step, float("nan"))) for step in steps],
         "ranks": {metric: values.tolist() for metric, values in record.ranks.items()},
-        "flow": None if record.flow is None else _flow_entry(record.flow),
+        "flow": None if record.gradient_gain is None else _gain_entry(record.gradient_gain),
         "evaluations": [asdict(each) for each in record.evaluations],
         "tasks": dict(record.tasks),
         "nonfinite": None if record.nonfinite is None else asdict(record.nonfinite),
@@ -62,22 +68,22 @@ def record_entry(record: Record, attempt: int) -> dict[str, Any]:
     }
 
 
-def _flow_entry(flow: FlowTable) -> dict[str, Any]:
+def _gain_entry(gain: GainTable) -> dict[str, Any]:
     return {
-        "blocks": list(flow.blocks),
-        "input_norm": flow.input_norm.tolist(),
-        "output_norm": flow.output_norm.tolist(),
+        "blocks": list(gain.blocks),
+        "input_norm": gain.input_norm.tolist(),
+        "output_norm": gain.output_norm.tolist(),
     }
 
 
 def _append_line(descriptor: int, entry: dict[str, Any]) -> None:
-    append_whole(descriptor, strict_json(entry).encode() + b"\n")
+    append_atomically(descriptor, strict_json(entry).encode() + b"\n")
 
 
 def _open_lines(path: Path) -> int:
     descriptor = open_for_append(path)
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        # A crash cut the last line: end it here, so that it spoils no other.
-        append_whole(descriptor, b"\n")
+        # A crash cut the last line: end it, so that the next entry starts on a new line.
+        append_atomically(descriptor, b"\n")
     return descriptor

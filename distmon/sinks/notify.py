@@ -1,33 +1,33 @@
-"""Alerts to people: one message per alert, as many in an hour as somebody wants to read."""
+"""Send alerts to a notification service: one message per alert, limited per hour."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol, get_args
 
-from distmon.alert import Alert, Severity
 from distmon.config import NotifyConfig
-from distmon.record import Record
+from distmon.record.record import Record
+from distmon.rules.alert import Alert, Severity
+from distmon.rules.base import name_some
 
 HOUR_S: Final = 3600.0
-KEPT_SHARE: Final = 4
-"""One in so many messages of an hour is kept for critical alerts."""
-SHOWN_PLACES: Final = 5
+RESERVED_SHARE: Final = 4
+"""One of this many messages per hour is reserved for critical alerts."""
 LONGEST_MESSAGE: Final = 1000
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 
 
 class Service(Protocol):
-    """Takes messages to people."""
+    """Sends messages."""
 
     def send(self, title: str, body: str, severity: Severity) -> None:
-        """Deliver one message; raises when it could not. May take a while."""
+        """Send one message; raise if that fails. May take seconds."""
 
 
 class NotifySink:
-    """Sends alerts through one service. Each service has a sink, so none waits for another."""
+    """Sends alerts through one service. Each service has its own sink and thread."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class NotifySink:
         self._wanted = SEVERITIES[SEVERITIES.index(settings.severity) :]
         self._limit = HourlyLimit(settings.per_hour, clock)
         self._run_name = run_name
-        self._held_back: Counter[str] = Counter()
+        self._over_limit: Counter[str] = Counter()
         self._undelivered: Counter[str] = Counter()
 
     def record(self, record: Record) -> None:
-        """Records are not for people's inboxes."""
+        """Do nothing: only alerts are sent."""
 
     def alert(self, alert: Alert) -> None:
         if alert.severity not in self._wanted:
             return
         if not self._limit.admits(alert.severity):
-            self._held_back[alert.rule] += 1
+            self._over_limit[alert.rule] += 1
             return
         try:
             self._send(title(alert, self._run_name), body(alert), alert.severity)
@@ -59,22 +59,23 @@ class NotifySink:
             raise
 
     def close(self) -> None:
-        """One last message if something was never told."""
-        if self._held_back or self._undelivered:
+        """Send a last message if alerts were never sent."""
+        if self._over_limit or self._undelivered:
             self._send(f"Alerts that were not sent: run {self._run_name}", "", "warning")
 
     def _send(self, title: str, body: str, severity: Severity) -> None:
-        told = [part for part in (body, *self._untold()) if part]
-        self._service.send(title, "\n\n".join(told), severity)
+        parts = [part for part in (body, *self._unsent()) if part]
+        self._service.send(title, "\n\n".join(parts), severity)
         self._limit.count()
-        self._held_back.clear()
+        self._over_limit.clear()
         self._undelivered.clear()
 
-    def _untold(self) -> list[str]:
+    def _unsent(self) -> list[str]:
+        """Summarize the alerts since the last message that were not sent."""
         return [
-            f"{_alerts(rules.total())} {fate}: {_by_rule(rules)}."
-            for rules, fate in (
-                (self._held_back, "held back"),
+            f"{_alerts(rules.total())} {reason}: {_by_rule(rules)}."
+            for rules, reason in (
+                (self._over_limit, "not sent because of the hourly limit"),
                 (self._undelivered, "not delivered"),
             )
             if rules
@@ -82,36 +83,37 @@ class NotifySink:
 
 
 class HourlyLimit:
-    """At most so many messages in any hour, a part of them for critical alerts only."""
+    """Limits the messages in any hour and reserves some of them for critical alerts."""
 
     def __init__(self, per_hour: int, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._sent: deque[float] = deque()
-        # Warnings may never use up what a NaN needs; of one message nothing can be kept.
-        kept = min(max(1, per_hour // KEPT_SHARE), per_hour - 1)
-        self._most = {"critical": per_hour, "warning": per_hour - kept, "info": per_hour - kept}
+        # Warnings must not use up the limit before a critical alert; a limit of 1 reserves none.
+        reserved = min(max(1, per_hour // RESERVED_SHARE), per_hour - 1)
+        other = per_hour - reserved
+        self._most = {"critical": per_hour, "warning": other, "info": other}
 
     def admits(self, severity: Severity) -> bool:
-        """Whether a message of this severity may go out now."""
+        """Return whether a message of this severity may be sent now."""
         while self._sent and self._clock() - self._sent[0] >= HOUR_S:
             self._sent.popleft()
         return len(self._sent) < self._most[severity]
 
     def count(self) -> None:
-        """A message has gone out."""
+        """Count one sent message."""
         self._sent.append(self._clock())
 
 
 def title(alert: Alert, run_name: str) -> str:
-    """What is wrong, where and when, in one line."""
+    """Return severity, rule, step and run in one line."""
     return f"{alert.severity.upper()} {alert.rule} at step {alert.step}: run {run_name}"
 
 
 def body(alert: Alert) -> str:
-    """What was measured, where, and what to try, as plain text."""
+    """Return message, location and advice as plain text."""
     parts = [_shortened(alert.message)]
-    places = [
-        f"{label}: {_listed(names)}"
+    location = [
+        f"{label}: {name_some(names)}"
         for label, names in (
             ("parameters", alert.params),
             ("layers", alert.layers),
@@ -119,16 +121,11 @@ def body(alert: Alert) -> str:
         )
         if names
     ]
-    if places:
-        parts.append("\n".join(places))
+    if location:
+        parts.append("\n".join(location))
     if alert.advice:
         parts.append("\n".join(f"{i}. {text}" for i, text in enumerate(alert.advice, start=1)))
     return "\n\n".join(parts)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN_PLACES
-    return ", ".join(names[:SHOWN_PLACES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _shortened(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A Prometheus endpoint: the newest numbers of the run, read by whoever scrapes."""
+"""A Prometheus endpoint with the newest values of the run."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import logging
 import re
 from typing import Any, Final
 
-from distmon.alert import Alert
 from distmon.config import PrometheusConfig
 from distmon.errors import ConfigError
 from distmon.metrics import RANK_METRICS, RUN_METRICS, Metric
-from distmon.record import Record
+from distmon.record.record import Record
+from distmon.rules.alert import Alert
+from distmon.sinks.base import SinkContext
 
 logger = logging.getLogger("distmon")
 
 PREFIX: Final = "distmon_"
 UNITS: Final = {"s": "seconds", "B": "bytes", "C": "celsius", "W": "watts", "MHz": "megahertz"}
-"""Prometheus spells units out at the end of a name; rates and counts have theirs already."""
-NOT_SCRAPED: Final = re.compile(
-    r"time$|step$|plan_hash|region_key|checksum|signal_|eval\d|task_key"
-)
-"""What ranks tell each other that is no measurement."""
+"""Prometheus ends a metric's name with its unit; the names of rates and counts have it already."""
+NOT_SCRAPED: Final = ("time", "step")
+"""Rank metrics that are exported as separate gauges."""
+
+
+def open_sink(context: SinkContext) -> PrometheusSink:
+    """Return the sink of a monitor."""
+    return PrometheusSink(context.config.prometheus, context.folder.path.resolve().name)
 
 
 class PrometheusSink:
-    """Gauges of every run metric, of every rank's telemetry (one label: rank, up to a cap), and a
-    counter of alerts by rule and severity. Nothing is labelled by parameter or step."""
+    """Exports a gauge per run metric, gauges of rank telemetry labeled by rank (up to a cap), and
+    a counter of alerts by rule and severity. Nothing is labeled by parameter or step."""
 
     def __init__(self, settings: PrometheusConfig, run: str) -> None:
         try:
@@ -36,19 +40,19 @@ class PrometheusSink:
             ) from None
         self._settings = settings
         self._run = run
-        # A registry of its own: two monitors, or the trainer's own metrics, do not collide.
+        # Its own registry, so that it does not collide with other monitors or trainer metrics.
         self.registry = client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
         for metric in RUN_METRICS:
             self._gauges[metric.name] = client.Gauge(
-                metric_name(metric), metric.help, ["run"], registry=self.registry
+                metric_name(metric), metric.description, ["run"], registry=self.registry
             )
         self._by_rank: dict[str, Any] = {
             metric.name: client.Gauge(
                 metric_name(metric, "rank_"), metric.help, ["run", "rank"], registry=self.registry
             )
             for metric in RANK_METRICS
-            if not NOT_SCRAPED.search(metric.name)
+            if metric.name not in NOT_SCRAPED
         }
         self._step = client.Gauge(
             f"{PREFIX}step", "step of the newest record", ["run"], registry=self.registry
@@ -69,7 +73,7 @@ class PrometheusSink:
         self._seen.labels(self._run).set(record.time)
         for name, gauge in self._gauges.items():
             value = record.metrics.get(name)
-            # What was not measured this time has no value, rather than its last one.
+            # A metric that was not measured has no value, rather than its last one.
             if value is None:
                 gauge.clear()
             else:
@@ -91,7 +95,7 @@ class PrometheusSink:
 
 
 def metric_name(metric: Metric, inner: str = "") -> str:
-    """`performance/step_seconds` -> `distmon_performance_step_seconds`; its unit comes last."""
+    """Return the Prometheus name: `distmon_performance_step_seconds`, with the unit last."""
     name = re.sub(r"[^a-zA-Z0-9_]", "_", metric.name)
     unit = UNITS.get(metric.unit, "")
     if unit and not name.endswith(f"_{unit}"):
@@ -100,7 +104,7 @@ def metric_name(metric: Metric, inner: str = "") -> str:
 
 
 def _serve(client: Any, settings: PrometheusConfig, registry: Any) -> tuple[Any, int]:
-    """The HTTP server in a thread of its own; the next free port when the wanted one is taken."""
+    """Start the HTTP server thread, on the next free port if the configured one is taken."""
     for port in range(settings.port, settings.port + settings.ports):
         try:
             server, _ = client.start_http_server(port, addr=settings.address, registry=registry)
@@ -109,7 +113,7 @@ def _serve(client: Any, settings: PrometheusConfig, registry: Any) -> tuple[Any,
             continue
         if port != settings.port:
             logger.warning(
-                "port %d is taken: metrics are at http://%s:%d/metrics",
+                "distmon: port %d is in use; metrics are at http://%s:%d/metrics",
                 settings.port,
                 settings.address,
                 server.server_port,

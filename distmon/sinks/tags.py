@@ -1,7 +1,7 @@
-"""Which tags a dashboard gets. Shared by TensorBoard and wandb.
+"""The tags of a dashboard, shared by the TensorBoard and wandb sinks.
 
-By default their number does not depend on the number of parameters; parameters get tags of their
-own only when `param_tags` names them, and at most `param_tag_cap` parameters do.
+By default their number does not depend on the number of parameters: only parameters that match
+`param_tags` get their own tags, and at most `param_tag_cap` of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from csrc_triton.row_layout import BINS, HALF_BINS, KEY_BASE, KEY_SHIFT
-from distmon.record import ParamTable, Record
+from csrc_triton.row_layout import BINS
+from distmon.probe.log_bins import magnitude_edges
+from distmon.record.record import ParamTable, Record
 
 logger = logging.getLogger("distmon")
 
@@ -36,11 +37,11 @@ LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 def select_params(names: Sequence[str], globs: Sequence[str], cap: int) -> frozenset[str]:
-    """Parameters with tags of their own, in table order up to the cap; warns when it cuts."""
+    """Return the parameters with their own tags, in table order; warn if the cap drops some."""
     matching = [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
     if len(matching) > cap:
         logger.warning(
-            "param_tags match %d parameters; only the first %d get tags (param_tag_cap)",
+            "distmon: param_tags match %d parameters; only the first %d get tags (param_tag_cap)",
             len(matching),
             cap,
         )
@@ -48,8 +49,7 @@ def select_params(names: Sequence[str], globs: Sequence[str], cap: int) -> froze
 
 
 def scalars_by_step(record: Record) -> dict[int, dict[str, float]]:
-    """Every default scalar by the step it belongs to: losses at their own steps, the rest at
-    the record's."""
+    """Return the default scalars by step: losses at their own steps, others at the record's."""
     found: dict[int, dict[str, float]] = {}
     for tag, series in ((LOSS_TAG, record.losses), (LOSS_EMA_TAG, record.loss_ema)):
         for step, value in series.items():
@@ -61,7 +61,7 @@ def scalars_by_step(record: Record) -> dict[int, dict[str, float]]:
 
 
 def param_scalars(params: ParamTable, selected: frozenset[str]) -> dict[str, float]:
-    """Scalars of the selected parameters; what was not measured is left out."""
+    """Return the scalars of the selected parameters, without those that were not measured."""
     found: dict[str, float] = {}
     for row, name in _rows(params, selected):
         for tag, metric in PARAM_TAGS.items():
@@ -73,7 +73,7 @@ def param_scalars(params: ParamTable, selected: frozenset[str]) -> dict[str, flo
 
 @dataclass(frozen=True)
 class Histogram:
-    """Gradient counts of one parameter: `counts[i]` lies between `edges[i]` and `edges[i + 1]`."""
+    """Gradient histogram of one parameter: `counts[i]` is between `edges[i]` and `edges[i + 1]`."""
 
     counts: NDArray[np.float64]
     edges: NDArray[np.float64]
@@ -84,7 +84,7 @@ class Histogram:
 
 
 def param_histograms(params: ParamTable, selected: frozenset[str]) -> dict[str, Histogram]:
-    """Gradient histograms of the selected parameters, cut to the bins that hold something."""
+    """Return the gradient histograms of the selected parameters, without empty outer bins."""
     if params.grad_histogram is None:
         return {}
     edges = histogram_edges()
@@ -110,11 +110,11 @@ def param_histograms(params: ParamTable, selected: frozenset[str]) -> dict[str, 
 
 
 def histogram_edges() -> NDArray[np.float64]:
-    """The BINS + 1 edges of the signed log bins in value order; the outermost are the largest
-    float32, because dashboards take no infinity."""
-    keys = np.arange(1, HALF_BINS, dtype=np.uint32) + np.uint32(KEY_BASE)
-    magnitudes = (keys << np.uint32(KEY_SHIFT)).view(np.float32).astype(np.float64)
-    positive = np.concatenate([[0.0], magnitudes, [LARGEST]])
+    """Return the BINS + 1 edges of the signed log bins in increasing order.
+
+    The outermost edges are the largest float32, because dashboards reject infinity.
+    """
+    positive = np.append(magnitude_edges(), LARGEST)
     edges = np.concatenate([-positive[:0:-1], positive])
     assert edges.shape == (BINS + 1,)
     return edges

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from distmon.alert import Alert
 from distmon.errors import ConfigError
-from distmon.record import Record
-from distmon.run_folder import RunFolder
+from distmon.record.record import Record
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder
+from distmon.sinks.base import SinkContext
 from distmon.sinks.notify import body
 from distmon.sinks.tags import param_histograms, param_scalars, scalars_by_step
 
 
+def open_sink(context: SinkContext) -> TensorBoardSink:
+    """Return the sink of a monitor."""
+    return TensorBoardSink(context.folder, context.tagged_params)
+
+
 class TensorBoardSink:
-    """Scalars of every record, alerts as text, and tags of the selected parameters."""
+    """Writes the scalars of every record, alerts as text, and tags of the selected parameters."""
 
     def __init__(self, folder: RunFolder, selected: frozenset[str]) -> None:
         try:
@@ -22,7 +28,7 @@ class TensorBoardSink:
             raise ConfigError(
                 "the sink \"tensorboard\" needs a package: pip install 'distmon[tensorboard]'"
             ) from None
-        # TensorBoard then hides what earlier attempts logged from this step on.
+        # TensorBoard then hides the events of earlier attempts from this step on.
         purge = None if folder.attempt == 0 else (folder.resumed_from or 0) + 1
         self._selected = selected
         self._writer: Any = SummaryWriter(str(folder.tensorboard_path), purge_step=purge)

@@ -6,11 +6,12 @@ import math
 import secrets
 from typing import Any, Final
 
-from distmon.alert import Alert
 from distmon.config import WandbConfig
 from distmon.errors import ConfigError
-from distmon.record import Record
-from distmon.run_folder import RunFolder
+from distmon.record.record import Record
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder
+from distmon.sinks.base import SinkContext
 from distmon.sinks.notify import body
 from distmon.sinks.tags import param_histograms, param_scalars, scalars_by_step
 
@@ -18,8 +19,13 @@ STEP_TAG: Final = "train/step"
 LEVELS: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 
 
+def open_sink(context: SinkContext) -> WandbSink:
+    """Return the sink of a monitor."""
+    return WandbSink(context.folder, context.config.wandb, context.tagged_params)
+
+
 class WandbSink:
-    """One wandb run per run folder; later attempts continue it under the id in `run.json`."""
+    """Logs to one wandb run per run folder; later attempts resume it by the id in `run.json`."""
 
     def __init__(self, folder: RunFolder, settings: WandbConfig, selected: frozenset[str]) -> None:
         try:
@@ -41,13 +47,13 @@ class WandbSink:
             resume="allow",
             config=run_config(folder),
             allow_val_change=True,
-            # A run of the trainer's own stays as it is, and so does its standard output.
+            # An active run of the trainer is not changed, and neither is its standard output.
             reinit="create_new",
             settings=wandb.Settings(console="off", login_timeout=30),
         )
         if folder.wandb_id is None:
             folder.keep_wandb_id(run_id)
-        # wandb's own step only grows; ours lets a resumed attempt log earlier steps again.
+        # wandb's own step only increases; this metric lets a resumed attempt repeat earlier steps.
         self._run.define_metric(STEP_TAG)
         self._run.define_metric("*", step_metric=STEP_TAG)
 
@@ -75,7 +81,7 @@ class WandbSink:
 
 
 def run_config(folder: RunFolder) -> dict[str, Any]:
-    """What wandb shows as the run's config: ours, plus the size of the model and the job."""
+    """Return the run's config for wandb: the monitor's, plus the size of model and job."""
     table = folder.parameters
     sizes = [math.prod(row.get("shape", ())) for row in table]
     trainable = [

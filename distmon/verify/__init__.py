@@ -1,9 +1,10 @@
-"""Does the monitor see the same model whichever way it is distributed? Trains it and compares.
+"""Check that the monitor records the same statistics under every parallelism.
 
-`load_workload` -> `expect` (the unsharded truth) and `RankSet` (the distributed runs) -> `compare`.
+`load_workload` -> `expect` (the unsharded reference) and `RankProcesses` (the distributed runs) ->
+`compare`.
 """
 
 from distmon.verify.compare import Comparison, Difference, compare
-from distmon.verify.runs import Verdict, verify
+from distmon.verify.verification import Verdict, verify
 
 __all__ = ["Comparison", "Difference", "Verdict", "compare", "verify"]

@@ -1,4 +1,4 @@
-"""Which columns of a record are compared, and by what measure."""
+"""The columns of a record that are compared, and how each difference is measured."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Column:
     name: str
     kind: str
     scale: str
-    """Columns of the truth whose root mean square a difference is divided by; "" for none. A mean
-    is measured against its standard deviation and not against itself, since it may be zero."""
+    """Reference columns, separated by spaces; a difference is divided by the root of their summed
+    squares. "" divides by 1. A mean is divided by its standard deviation too, since the mean itself
+    may be zero."""
     limit: str
-    """Which of the `Limits` holds; "" for equality."""
+    """The field of `Limits` that applies; "" for equality."""
 
 
 def _moments(what: str, kind: str) -> Iterator[Column]:
@@ -50,7 +51,7 @@ COLUMNS: Final = (
         Column(name, "counts", "", "")
         for name in (
             *("weight_nan", "weight_inf", "grad_nan", "grad_inf"),
-            *("lr", "ndim", "requires_grad", "in_optimizer", "has_grad", "frozen"),
+            *("lr", "ndim", "requires_grad", "in_optimizer", "has_grad", "update_expected"),
         )
     ),
     Column("grad_zero_fraction", "counts", "", "bins"),
@@ -64,4 +65,4 @@ TOTALS: Final = {
     "monitor/update_ratio_max": "updates",
     "monitor/frozen_count": "counts",
 }
-"""Kinds of the metrics over all parameters."""
+"""The kind of each metric over all parameters."""

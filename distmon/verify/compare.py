@@ -1,4 +1,4 @@
-"""Compare what the ranks found with the truth. A pure function of both."""
+"""Compare the records of all ranks with the unsharded reference. A pure function of both."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Final
 
 import numpy as np
 
-from csrc_triton.row_layout import BINS, HALF_BINS, MAX_COLUMNS, SUM_COLUMNS
-from distmon.layout.arrangements import Limits
-from distmon.record import Record
-from distmon.reduce import SLOT_SIZE
+from csrc_triton.row_layout import BINS, HALF_BINS, MAX_COLUMNS, RELATIVE_ERROR, SUM_COLUMNS
+from distmon.record.record import Record
+from distmon.reduce.rank_slots import SLOT_SIZE
 from distmon.verify.columns import COLUMNS, TOTALS
 from distmon.verify.expected import Expected, Floats
 from distmon.verify.observe import Observed
+from distmon.verify.parallelisms import Limits
 
+_LOSS_ROUNDINGS: Final = 16
+"""A model may compute its loss in float32; the mean over ranks then rounds a few times more."""
 COLLECTIVES: Final = 2
+_BIN_WIDTH = 2 * RELATIVE_ERROR
+"""Relative to the values in the bin."""
 _COUNT_LIMIT = 1e-12
-"""Counts are equal; this is the rounding of a quotient of two of them."""
+"""Counts must be equal; this allows for rounding in the quotient of two counts."""
 
 
 @dataclass(frozen=True)
@@ -29,37 +33,37 @@ class Difference:
     column: str
     kind: str
     size: float
-    """Relative to the truth; infinite when one of both was not measured."""
+    """Relative to the reference; infinite when only one of the two values exists."""
     limit: float
     parameter: str
-    """Empty for a number over all parameters."""
+    """Empty for a metric over all parameters."""
     step: int
     expected: float
     found: float
 
     @property
     def is_off(self) -> bool:
-        return self.size > self.limit
+        return not self.size <= self.limit  # NaN is off
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arrangement against the truth."""
+    """One parallelism compared with the unsharded reference."""
 
     differences: tuple[Difference, ...]
     """One for each column."""
     problems: tuple[str, ...]
-    """Whatever else is wrong, one sentence each."""
+    """Everything else that is wrong, one sentence each."""
     sampled: tuple[int, ...]
-    """Elements read by each rank."""
+    """Number of elements that each rank reads."""
     sample: int
-    """Elements in the samples of all parameters."""
+    """Number of elements in the samples of all parameters."""
     collectives: int
-    """Entered by one observation; the most that was seen."""
+    """Collectives per observation; the maximum over ranks and observations."""
     nbytes: int
-    """Sent by one rank in one observation."""
+    """Bytes that one rank sends per observation; the maximum over ranks and observations."""
     not_compared: tuple[str, ...]
-    """Parameters whose gradient is rounding noise: theirs and what follows from it is left out."""
+    """Parameters whose gradient is rounding noise; their gradients and updates are not compared."""
 
     @property
     def ok(self) -> bool:
@@ -71,7 +75,7 @@ class Comparison:
         return tuple(d for d in self.differences if d.is_off)
 
     def worst(self, kind: str) -> Difference | None:
-        """The difference of this kind that is nearest to its limit, or furthest beyond it."""
+        """Return the largest difference of this kind, preferring those beyond their limit."""
         mine = [d for d in self.differences if d.kind == kind]
         return max(mine, key=lambda d: (d.is_off, d.size), default=None)
 
@@ -79,18 +83,18 @@ class Comparison:
 def compare(
     expected: Sequence[Expected], ranks: Sequence[Observed], limits: Limits, interval: int
 ) -> Comparison:
-    """Hold the records of all ranks against the truth of the same steps."""
+    """Compare the records of all ranks with the reference of the same steps."""
     first = ranks[0]
     names = expected[0].names
-    problems = _misfit(expected, ranks)
+    problems = _incomparable(expected, ranks)
     differences: list[Difference] = []
     if not problems:
-        problems += _complaints(ranks)
-        problems += _not_the_same(ranks)
+        problems += _reported_problems(ranks)
+        problems += _mismatched_ranks(ranks)
         order = [first.records[0].params.names.index(name) for name in names]
         for truth, record in zip(expected, first.records, strict=True):
             differences += _record(truth, record, order, limits)
-        problems += _replicas(expected[0], ranks)
+        problems += _uneven_replicas(expected[0], ranks)
         problems += _cost(ranks, bytes_of_observation(expected[0], ranks, interval))
     noise = np.any([truth.noise for truth in expected], axis=0)
     return Comparison(
@@ -105,25 +109,25 @@ def compare(
 
 
 def bytes_of_observation(truth: Expected, ranks: Sequence[Observed], interval: int) -> int:
-    """What one rank sends: a row for each parameter, a slot for each rank, a loss for each step.
+    """Return the bytes that one rank must send: parameter rows, rank telemetry and losses.
 
-    Of a gradient that is still to be added, also the sampled elements and their share.
+    For partial gradients it also sends the sampled elements and one scale factor.
     """
     row = 8 * len(SUM_COLUMNS) + 8 * BINS + 4 * len(MAX_COLUMNS)
-    added = frozenset[str]().union(*(rank.added for rank in ranks))
-    samples: dict[str, int] = dict(zip(truth.names, truth.sampled.tolist(), strict=True))
-    elements = sum(samples[name] + 1 for name in added)
+    partial = frozenset[str]().union(*(rank.partial for rank in ranks))
+    samples: dict[str, int] = dict(zip(truth.names, truth.gradient_sampled.tolist(), strict=True))
+    elements = sum(samples[name] + 1 for name in partial)
     return len(truth.names) * row + len(ranks) * 8 * SLOT_SIZE + 2 * 8 * interval + 8 * elements
 
 
-def _misfit(expected: Sequence[Expected], ranks: Sequence[Observed]) -> list[str]:
-    """What makes a comparison by numbers impossible."""
+def _incomparable(expected: Sequence[Expected], ranks: Sequence[Observed]) -> list[str]:
+    """Return the problems that make a comparison by numbers impossible."""
     steps = [truth.step for truth in expected]
     for i, rank in enumerate(ranks):
         if [record.step for record in rank.records] != steps:
-            return [f"rank {i} has records of other steps than {steps}"]
+            return [f"the steps of the records on rank {i} are not {steps}"]
         if any(r.params.names != ranks[0].records[0].params.names for r in rank.records):
-            return [f"rank {i} has records of other parameters than rank 0"]
+            return [f"the records on rank {i} have different parameters from those on rank 0"]
     names = ranks[0].records[0].params.names
     findings = (
         ("not observed", set(expected[0].names) - set(names)),
@@ -137,62 +141,69 @@ def _misfit(expected: Sequence[Expected], ranks: Sequence[Observed]) -> list[str
     ]
 
 
-def _complaints(ranks: Sequence[Observed]) -> Iterator[str]:
-    """What the records themselves say is wrong."""
+def _reported_problems(ranks: Sequence[Observed]) -> Iterator[str]:
+    """Yield the problems that the records themselves report."""
     for record in (record for rank in ranks for record in rank.records):
         at = f"step {record.step}: "
         yield from (at + fault for fault in record.faults)
         if not record.applied:
-            yield at + "the optimizer is said to have skipped it"
+            yield at + "the record reports a skipped step"
         if record.has_nonfinite:
-            yield at + "something is said not to be finite"
+            yield at + "the record reports non-finite values"
         if record.desync is not None:
-            left = ", ".join(map(str, record.desync.ranks))
+            diverged = ", ".join(map(str, record.desync.ranks))
             params = ", ".join(record.desync.params[:3])
-            yield at + f"rank {left} is said to have left its replicas in {params}"
+            yield at + f"the record reports that rank {diverged} diverged in {params}"
 
 
-def _not_the_same(ranks: Sequence[Observed]) -> Iterator[str]:
-    """Every rank must have the same record, to the last bit."""
+def _mismatched_ranks(ranks: Sequence[Observed]) -> Iterator[str]:
+    """Yield the first column that is not bitwise equal on all ranks."""
     for i, rank in enumerate(ranks[1:], 1):
-        for ours, theirs in zip(ranks[0].records, rank.records, strict=True):
-            for name, values in ours.params.columns.items():
-                if not np.array_equal(values, theirs.params.columns[name], equal_nan=True):
-                    yield f"step {ours.step}: {name} on rank {i} is not that of rank 0"
+        for first, other in zip(ranks[0].records, rank.records, strict=True):
+            for name, values in first.params.columns.items():
+                if not np.array_equal(values, other.params.columns[name], equal_nan=True):
+                    yield f"step {first.step}: {name} on rank {i} differs from that on rank 0"
                     return
 
 
 def _record(
     truth: Expected, record: Record, order: list[int], limits: Limits
 ) -> Iterator[Difference]:
-    """The worst parameter of every column of one record."""
+    """Yield the worst parameter of every column of one record."""
     found = {**record.params.columns, **record.params.percentiles}
-    left_out = truth.noise
+    skipped = truth.noise
     if not limits.unowned_gradients:
-        left_out = left_out | (truth.columns["in_optimizer"] == 0)
+        skipped = skipped | (truth.columns["in_optimizer"] == 0)
     for column in COLUMNS:
         want, have = truth.columns[column.name], found[column.name][order]
-        size = _relative(want, have, _scale(truth, column.scale, want))
-        if column.name.startswith(("grad_", "update_")) or column.name in ("frozen", "has_grad"):
-            size = np.where(left_out, 0.0, size)
+        scale = _scale(truth, column.scale, want)
+        size = _relative(want, have, scale)
+        if column.name.startswith(("grad_", "update_")) or column.name == "has_grad":
+            size = np.where(skipped, 0.0, size)
         limit = getattr(limits, column.limit) if column.limit else _COUNT_LIMIT
+        if column.kind == "percentiles" and limits.bins > 0:
+            # Rounding may move an element into the next bin, and the percentile by a bin's width.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                width = _BIN_WIDTH * np.abs(want) / scale
+            size = np.maximum(size - np.where(np.isfinite(width), width, 0.0), 0.0)
         yield _worst(column.name, column.kind, size, limit, truth, want, have)
     if record.params.grad_histogram is not None:
         moved = _moved(truth.histogram, record.params.grad_histogram[order].astype(np.float64))
-        moved = np.where(left_out, 0.0, moved)
+        moved = np.where(skipped, 0.0, moved)
         zero = np.zeros(len(moved))
         yield _worst("grad_histogram", "percentiles", moved, limits.bins, truth, zero, moved)
     for tag, kind in TOTALS.items():
         if truth.noise.any() and not tag.endswith("_norm"):
-            continue  # a median or a count may rest on a parameter that is left out
-        if kind == "gradients" and (left_out & ~truth.noise).any():
+            continue  # a median or a count may depend on a parameter that is not compared
+        if kind == "gradients" and (skipped & ~truth.noise).any():
             continue
         a, b = truth.totals[tag], record.metrics.get(tag, nan)
         limit = _COUNT_LIMIT if kind == "counts" else getattr(limits, kind)
         yield Difference(tag, kind, _relative_scalar(a, b), limit, "", truth.step, a, b)
     for step, a in truth.losses.items():
         b = record.losses.get(step, nan)
-        yield Difference("loss", "loss", _relative_scalar(a, b), limits.loss, "", step, a, b)
+        limit = max(limits.loss, _LOSS_ROUNDINGS * truth.loss_eps)
+        yield Difference("loss", "loss", _relative_scalar(a, b), limit, "", step, a, b)
 
 
 def _scale(truth: Expected, scale: str, want: Floats) -> Floats:
@@ -203,7 +214,7 @@ def _scale(truth: Expected, scale: str, want: Floats) -> Floats:
 
 
 def _relative(want: Floats, have: Floats, scale: Floats) -> Floats:
-    """|have - want| / scale; 0 where both are missing or equal, infinite where one is missing."""
+    """Return |have - want| / scale; 0 where both are NaN or equal, inf where only one is NaN."""
     with np.errstate(invalid="ignore", divide="ignore"):
         size = np.abs(have - want) / scale
     size = np.where(np.isnan(size), inf, size)
@@ -215,8 +226,8 @@ def _relative_scalar(want: float, have: float) -> float:
 
 
 def _moved(want: Floats, have: Floats) -> Floats:
-    """Share of each parameter's counts that lie in another bin."""
-    # A zero may lie in either of the two innermost bins: its sign means nothing.
+    """Return the fraction of each parameter's counts that are in a different bin."""
+    # A zero may be in either of the two innermost bins, depending on its sign.
     want, have = want.copy(), have.copy()
     for counts in (want, have):
         counts[:, HALF_BINS] += counts[:, HALF_BINS - 1]
@@ -249,22 +260,24 @@ def _worst_by_column(differences: Sequence[Difference]) -> tuple[Difference, ...
     return tuple(worst.values())
 
 
-def _replicas(truth: Expected, ranks: Sequence[Observed]) -> Iterator[str]:
-    """Every sampled element must be read by the same number of ranks, at least one."""
+def _uneven_replicas(truth: Expected, ranks: Sequence[Observed]) -> Iterator[str]:
+    """Yield parameters whose sampled elements are not all read by the same number of ranks."""
     for name, sample in zip(truth.names, truth.sampled.tolist(), strict=True):
         read = sum(rank.sampled.get(name, 0) for rank in ranks)
         if sample and (read < sample or read % sample):
-            yield f"{read} elements of {name} are read, which is no multiple of its sample {sample}"
+            yield f"{read} elements of {name} are read, not a multiple of its sample of {sample}"
 
 
 def _cost(ranks: Sequence[Observed], nbytes: int) -> Iterator[str]:
-    alone = len(ranks) == 1
-    collectives = 0 if alone else COLLECTIVES
+    single = len(ranks) == 1
+    collectives = 0 if single else COLLECTIVES
     for i, rank in enumerate(ranks):
         for n in rank.collectives:
             if n != collectives:
                 yield f"rank {i} enters {n} collectives in an observation, not {collectives}"
         for n, record in zip(rank.nbytes, rank.records, strict=True):
-            told = record.metrics["performance/monitor_bytes"]
-            if told != nbytes or (not alone and n != told):
-                yield f"rank {i} sends {n} bytes, tells {told:.0f}, and should need {nbytes}"
+            reported = record.metrics["performance/monitor_bytes"]
+            if reported != nbytes or (not single and n != reported):
+                yield (
+                    f"rank {i} sends {n} bytes and reports {reported:.0f}, but {nbytes} are needed"
+                )

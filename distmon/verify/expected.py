@@ -1,80 +1,119 @@
-"""The truth: the unsharded model, read whole, its sampled elements added up in plain numpy.
+"""The reference: statistics of the unsharded model, computed in plain numpy.
 
-Nothing of the monitor is used here but the choice of the sample and the edges of the bins, so the
-comparison also covers its tables, probe, collectives and formulas (`docs/sampling.md`).
+It shares only the choice of the sample and the bin edges with the monitor, so the comparison covers
+the monitor's tables, probe, collectives and formulas (`docs/sampling.md`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from csrc_triton.row_layout import BINS, GROUPS, RUN
-from distmon.layout.arrangements import PLAIN, Workload
+from csrc_triton.row_layout import BINS, GROUPS
 from distmon.metrics import GRAD_PERCENTILES
 from distmon.probe.log_bins import log_bin, percentiles
-from distmon.sampling import Sample, choose
+from distmon.record.record import NO_UPDATE
+from distmon.sampling.designs import gradient_samples, weight_samples, whole_sample
+from distmon.sampling.reading import Reading
+from distmon.sampling.sample import Sample
+from distmon.verify.parallelisms import PLAIN, Workload
 
 Floats = NDArray[np.float64]
 
-SAMPLE_SIZE = 1024
 SAMPLE_SEED = 0
 EPS = 1e-12
-_STILL = 1e-12
-"""Update ratio up to which a parameter counts as frozen."""
+"""Added to the weight norm in the update ratio; the monitor's setting `eps`."""
+_STUDENT = 1.4305419921875
+"""Half of the 97.7% quantile of Student's t with 4 degrees of freedom, by four terms."""
 _NOISE = 1e-12
-"""Gradients so much smaller than the largest one are what rounding left of zero."""
+"""Gradients smaller than this fraction of the largest one are zero but for rounding."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the observation of one step has to find."""
+    """The values that the observation of one step must find."""
 
     step: int
     names: tuple[str, ...]
     columns: dict[str, Floats]
-    """By metric and parameter, as in a record; NaN where nothing is to be measured."""
+    """Values by metric and parameter, as in a record; NaN where nothing is measured."""
     histogram: Floats
     totals: dict[str, float]
     """Metrics over all parameters."""
     losses: dict[int, float]
-    """By step since the observation before."""
+    """Loss of each step since the previous observation."""
     sampled: NDArray[np.int64]
-    """Elements in each parameter's sample."""
+    """Number of elements in each parameter's sample."""
+    gradient_sampled: NDArray[np.int64]
+    """Number of elements in the sample of each gradient."""
+    loss_eps: float
+    """Relative rounding error of the loss in its own dtype."""
     noise: NDArray[np.bool_]
-    """Parameters whose true gradient is zero, so that what is found is rounding, and so is what the
-    optimizer makes of it."""
+    """Parameters whose true gradient is zero, so that gradient and update are rounding noise."""
 
 
-def expect(workload: Workload, steps: int, interval: int) -> list[Expected]:
-    """Train the unsharded model and describe every step that will be observed."""
-    arranged = PLAIN.build(workload)
+def expect(workload: Workload, steps: int, interval: int, reading: Reading) -> list[Expected]:
+    """Train the unsharded model and return the reference for every observed step."""
+    distributed = PLAIN.build(workload)
     parameters = dict(workload.model.named_parameters())
-    groups = [g for optimizer in arranged.optimizers for g in optimizer.param_groups]
+    groups = [g for optimizer in distributed.optimizers for g in optimizer.param_groups]
     rates = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
     found: list[Expected] = []
     losses: dict[int, float] = {}
     quiet: set[str] = set()
+    samples = _samples(parameters, reading)
+    loss_eps = 0.0
     for step in range(1, steps + 1):
         workload.model.zero_grad()
-        loss = arranged.backward(step)
+        loss = distributed.backward(step)
         losses[step] = float("nan") if loss is None else float(loss)
+        if loss is not None:
+            loss_eps = torch.finfo(loss.dtype).eps
         before = {name: p.detach().clone() for name, p in parameters.items()}
-        for optimizer in arranged.optimizers:
+        for optimizer in distributed.optimizers:
             optimizer.step()
         if step % interval:
             continue
         rows = [
-            _Row(name, p, before[name], rates.get(id(p)), name in quiet)
+            _Row(samples[name], p, before[name], rates.get(id(p)), name in quiet)
             for name, p in parameters.items()
             if p.is_floating_point()
         ]
         quiet = {row.name for row in rows if row.is_quiet}
-        found.append(_tabulate(step, rows, losses))
+        found.append(_tabulate(step, rows, losses, loss_eps))
         losses = {}
+    return found
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Which elements of one parameter the monitor reads."""
+
+    update: Sample
+    weight: Sample
+    gradient: Sample
+    histogram: Sample
+
+
+def _samples(parameters: Mapping[str, torch.Tensor], reading: Reading) -> dict[str, _Samples]:
+    read = {name: tuple(p.shape) for name, p in parameters.items() if p.is_floating_point()}
+    names, shapes = [*read], [*read.values()]
+    updates = weight_samples(names, shapes, reading.sample_size, SAMPLE_SEED)
+    gradients = gradient_samples(names, shapes, SAMPLE_SEED)
+    found = {}
+    for name, update, gradient in zip(names, updates, gradients, strict=True):
+        everything = whole_sample(name, update.numel, SAMPLE_SEED)
+        found[name] = _Samples(
+            update=update,
+            weight=everything if reading.whole_weights else update,
+            gradient=everything if reading.whole_gradients else gradient,
+            histogram=everything if reading.whole_weights else update,
+        )
     return found
 
 
@@ -83,31 +122,34 @@ class _Row:
 
     def __init__(
         self,
-        name: str,
+        samples: _Samples,
         parameter: torch.nn.Parameter,
         before: torch.Tensor,
         lr: float | None,
         was_quiet: bool,
     ) -> None:
-        self.name = name
-        self.sample = choose(name, parameter.numel(), SAMPLE_SIZE, SAMPLE_SEED)
-        weight = self._read(parameter)
-        update = weight - self._read(before)
-        grad = None if parameter.grad is None else self._read(parameter.grad)
+        self.name = samples.update.name
+        self.sample, self.gradient = samples.update, samples.gradient
+        weight = _read(parameter, samples.weight)
+        stepped = _read(parameter, self.sample)
+        update = stepped - _read(before, self.sample)
+        grad = _read(parameter.grad, self.gradient)
+        grad_of_stepped = _read(parameter.grad, self.sample)
         self.counts = np.zeros(BINS)
-        if grad is not None:
-            bins = log_bin(torch.from_numpy(grad)).numpy()
+        counted = _read(parameter.grad, samples.histogram)
+        if counted is not None:
+            bins = log_bin(torch.from_numpy(counted)).numpy()
             self.counts = np.bincount(bins, minlength=BINS).astype(np.float64)
         c = self.columns = {
-            **_moments("weight", weight, self.sample),
+            **_moments("weight", weight, samples.weight),
             "weight_absmax": _largest(np.abs(weight)),
-            **_moments("grad", grad, self.sample),
+            **_moments("grad", grad, self.gradient),
             "grad_max": np.nan if grad is None else _largest(grad),
             "grad_min": np.nan if grad is None else -_largest(-grad),
             "grad_zero_fraction": np.nan if grad is None else float((grad == 0).mean()),
             **_moments("update", update, self.sample),
             "update_absmax": _largest(np.abs(update)),
-            **_lost(weight, grad, update, self.sample),
+            **_lost(stepped, grad_of_stepped, update, self.sample),
             "lr": np.nan if lr is None else lr,
             "ndim": float(parameter.ndim),
             "requires_grad": float(parameter.requires_grad),
@@ -118,41 +160,59 @@ class _Row:
             for kind, is_kind in (("nan", np.isnan), ("inf", np.isinf)):
                 c[f"{what}_{kind}"] = np.nan if values is None else float(is_kind(values).sum())
         c["update_ratio"] = c["update_norm"] / (c["weight_norm"] + EPS)
-        still = c["update_ratio"] <= _STILL and parameter.requires_grad and lr != 0
+        still = c["update_ratio"] <= NO_UPDATE and parameter.requires_grad and lr != 0
         no_gradient = grad is None or not parameter.grad.any()  # type: ignore[union-attr]
-        unseen = not self.sample.whole
-        self.is_quiet = still and unseen and c["grad_zero_fraction"] == 1
-        # A sample at rest proves nothing about the rest, unless the whole gradient was looked at.
-        proven = not unseen or grad is None or lr is None or bool(grad.any())
-        c["frozen"] = float(still and (proven or (was_quiet and no_gradient)))
+        incomplete = not self.sample.whole
+        self.is_quiet = still and incomplete and c["grad_zero_fraction"] == 1
+        known_zero = self.gradient.whole and c["grad_zero_fraction"] == 1
+        # A zero update of the sample proves nothing about other elements while the sampled
+        # gradient is zero too; the monitor then reads the whole gradient at the next observation.
+        proven = not incomplete or grad_of_stepped is None or lr is None
+        proven = proven or bool(np.any(grad_of_stepped)) or known_zero
+        c["update_expected"] = float(
+            parameter.requires_grad and lr != 0 and (proven or (was_quiet and no_gradient))
+        )
 
-    def _read(self, tensor: torch.Tensor) -> Floats:
-        values: Floats = tensor.detach().double().reshape(-1).numpy()[self.sample.indices]
-        return values
+
+@overload
+def _read(tensor: torch.Tensor, sample: Sample) -> Floats: ...
+@overload
+def _read(tensor: torch.Tensor | None, sample: Sample) -> Floats | None: ...
+def _read(tensor: torch.Tensor | None, sample: Sample) -> Floats | None:
+    if tensor is None:
+        return None
+    values: Floats = tensor.detach().double().reshape(-1).numpy()[sample.indices]
+    return values
 
 
 def _moments(what: str, values: Floats | None, sample: Sample) -> dict[str, float]:
-    """Norm with standard error, mean and standard deviation of the whole from its sample."""
+    """Estimate norm, its standard error, mean and standard deviation from the sample."""
     names = [f"{what}_{x}" for x in ("norm", "norm_stderr", "mean", "std")]
     if values is None or not len(values):
         return dict.fromkeys(names, np.nan)
-    group = np.arange(len(values)) // RUN % GROUPS
+    group = sample.element_groups
     squares = np.bincount(group, values**2, minlength=GROUPS) * sample.expansion
     square = squares.sum()
     share = np.bincount(group, minlength=GROUPS) / len(values)
-    unseen = 0.0 if sample.whole else 1 - len(values) / sample.numel
-    spread = ((squares - square * share) ** 2).sum()
-    variance = GROUPS / (GROUPS - 1) * spread * unseen
+    unsampled = 0.0 if sample.whole else 1 - len(values) / sample.numel
+    deviation = ((squares - square * share) ** 2).sum()
+    variance = GROUPS / (GROUPS - 1) * deviation * unsampled
     root = np.sqrt(square)
     norm = root * (1 + variance / square**2 / 8) if square > 0 else 0.0
-    stderr = np.sqrt(variance) / (2 * root) if square > 0 else 0.0
+    stderr = _STUDENT * np.sqrt(variance) / (2 * root) if square > 0 else 0.0
     mean = values.sum() * sample.expansion / sample.numel
     std = np.sqrt(max(square / sample.numel - mean**2, 0.0))
+    if square == 0 and unsampled > 0:  # the sample shows nothing of the rest
+        stderr = np.nan
+        norm, mean, std = (np.nan,) * 3 if what == "grad" else (norm, mean, std)
     return dict(zip(names, map(float, (norm, stderr, mean, std)), strict=True))
 
 
 def _lost(weight: Floats, grad: Floats | None, update: Floats, sample: Sample) -> dict[str, float]:
-    """Elements that have a gradient and did not move, and how much rounding can have taken."""
+    """Return the fraction of updates lost to rounding, and a bound on their norm.
+
+    An update is lost where the gradient is not zero but the weight did not change.
+    """
     graded = np.zeros(len(weight), dtype=bool) if grad is None else grad != 0
     lost = graded & (weight != 0) & (update == 0)
     half_ulp = 2.0 ** np.floor(np.log2(np.abs(weight[lost]))) * np.finfo(np.float64).eps / 2
@@ -169,7 +229,7 @@ def _largest(values: Floats) -> float:
     return float(values.max()) if len(values) else np.nan
 
 
-def _tabulate(step: int, rows: list[_Row], losses: dict[int, float]) -> Expected:
+def _tabulate(step: int, rows: list[_Row], losses: dict[int, float], loss_eps: float) -> Expected:
     columns = {name: np.array([row.columns[name] for row in rows]) for name in rows[0].columns}
     histogram = np.stack([row.counts for row in rows])
     quantiles = percentiles(histogram, columns["grad_min"], columns["grad_max"], GRAD_PERCENTILES)
@@ -185,8 +245,10 @@ def _tabulate(step: int, rows: list[_Row], losses: dict[int, float]) -> Expected
         for what, tag in (("weight", "param"), ("grad", "grad"))
     }
     for name, of in (("median", np.median), ("min", np.min), ("max", np.max)):
-        totals[f"monitor/update_ratio_{name}"] = float(of(columns["update_ratio"]))
-    totals["monitor/frozen_count"] = float(columns["frozen"].sum())
+        ratios = columns["update_ratio"][columns["requires_grad"] > 0]
+        totals[f"monitor/update_ratio_{name}"] = float(of(ratios))
+    still = columns["update_ratio"] <= NO_UPDATE
+    totals["monitor/frozen_count"] = float((still & (columns["update_expected"] > 0)).sum())
     return Expected(
         step=step,
         names=tuple(row.name for row in rows),
@@ -194,6 +256,8 @@ def _tabulate(step: int, rows: list[_Row], losses: dict[int, float]) -> Expected
         histogram=histogram,
         totals=totals,
         losses=dict(losses),
-        sampled=np.array([len(row.sample.indices) for row in rows]),
+        sampled=np.array([row.sample.count for row in rows]),
+        gradient_sampled=np.array([row.gradient.count for row in rows]),
+        loss_eps=loss_eps,
         noise=noise,
     )

@@ -1,4 +1,4 @@
-"""Train one arrangement under the monitor on this rank and bring back what it found."""
+"""Train one parallelism with the monitor attached, on this rank, and return its records."""
 
 from __future__ import annotations
 
@@ -10,111 +10,131 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from distmon.attach import attach_source
 from distmon.errors import DistmonError
 from distmon.layout import Shard, capture
-from distmon.layout.arrangements import Arranged, Arrangement
-from distmon.record import Record
-from distmon.sampling import choose
-from distmon.verify.expected import EPS, SAMPLE_SEED, SAMPLE_SIZE
+from distmon.monitor import Monitor
+from distmon.record.record import Record
+from distmon.runtime.source import Options, Source
+from distmon.sampling.reading import SampleSize
+from distmon.sampling.sample import Sample
+from distmon.verify.expected import EPS, SAMPLE_SEED
+from distmon.verify.parallelisms import DistributedModel, Parallelism
 from distmon.verify.workloads import load_workload
-from distmon.wiring import watch
 
-_TIMEOUT_S = 60.0
+_SETTINGS = {
+    "enabled": True,
+    "budget": None,  # `auto` then reads all gradients
+    "seed": SAMPLE_SEED,
+    "eps": EPS,
+    "percentiles": True,
+    "replica_check": True,
+    "include": ["*"],
+    "exclude": [],
+    "sinks": [],
+    "timeout_s": 60.0,
+}
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What the monitor of one rank found and cost."""
+    """The records and the cost of the monitor on one rank."""
 
     records: tuple[Record, ...]
     sampled: dict[str, int]
-    """Elements that this rank reads of each parameter."""
-    added: frozenset[str]
-    """Parameters whose gradient may still have to be added over ranks: their sampled elements
-    travel one by one."""
+    """Number of elements that this rank reads, by parameter."""
+    partial: frozenset[str]
+    """Parameters whose gradient may be partial, so that their sampled elements are sent."""
     collectives: tuple[int, ...]
-    """Entered by each observation."""
+    """Number of collectives, by observation."""
     nbytes: tuple[int, ...]
-    """Sent into those collectives."""
+    """Bytes sent into those collectives, by observation."""
 
 
 def observe(
-    arrangement: Arrangement, source: str | None, steps: int, interval: int, folder: Path
+    parallelism: Parallelism,
+    source: str | None,
+    steps: int,
+    interval: int,
+    folder: Path,
+    sample_size: SampleSize = "sampled",
 ) -> Observed:
-    """Train for `steps` steps; every rank of the process group calls it at the same time.
+    """Train for `steps` steps; every rank of the process group must call it.
 
-    `interval` is at least 2: steps that are not observed show what the optimizer sends by itself.
+    `interval` must be at least 2: the steps that are not observed give the number of collectives
+    that the optimizer itself starts.
     """
-    arranged = arrangement.build(load_workload(source))
-    shards = arranged.shards() if arranged.shards is not None else capture(arranged.modules)
-    monitor = watch(
-        lambda _: shards,
-        shards[0].weight().device,
-        arranged.optimizers,
-        groups=arranged.groups,
-        enabled=True,
-        interval=interval,
-        sample_size=SAMPLE_SIZE,
-        seed=SAMPLE_SEED,
-        eps=EPS,
-        percentiles=True,
-        replica_check=True,
-        include=["*"],
-        exclude=[],
-        sinks=[],
-        run_dir=folder / arrangement.name,
-        timeout_s=_TIMEOUT_S,
+    distributed = parallelism.build(load_workload(source))
+    shards = (
+        distributed.shards() if distributed.shards is not None else capture(distributed.modules)
     )
+    settings = {"interval": interval, "sample_size": sample_size}
+    monitor = _attach(distributed, shards, settings | {"run_dir": folder / parallelism.name})
+    plan = monitor.cycle.observer.plan
+    samples = dict(zip(plan.names, plan.samples, strict=True))
     records: list[Record] = []
     calls: list[int] = []
     nbytes: list[int] = []
     usual = 0
     with monitor:
         for step in range(1, steps + 1):
-            for module in arranged.modules:
-                module.zero_grad()  # also what no optimizer owns
-            loss = arranged.backward(step)
-            with _Collectives() as stepping:
-                _step(arranged)
-            with _Collectives() as own:
+            for module in distributed.modules:
+                module.zero_grad()  # also parameters that no optimizer owns
+            loss = distributed.backward(step)
+            with _CollectiveCounter() as stepping:
+                _step(distributed)
+            with _CollectiveCounter() as own:
                 monitor.step(loss=loss)
             if step % interval:
-                usual = stepping.calls  # some optimizers talk to each other by themselves
+                usual = stepping.calls  # some optimizers communicate in their step
                 continue
             if monitor.last_record is None or monitor.last_record.step != step:
-                raise DistmonError(f"the monitor made no record of step {step}")
+                raise DistmonError(f"the monitor has no record of step {step}")
             records.append(monitor.last_record)
             calls.append(own.calls + stepping.calls - usual)
             nbytes.append(own.nbytes)
-    if arranged.close is not None:
-        arranged.close()
+    if distributed.close is not None:
+        distributed.close()
     return Observed(
         records=tuple(records),
-        sampled={shard.name: _held(shard) for shard in shards},
-        added=frozenset(shard.name for shard in shards if shard.may_be_addend),
+        sampled={shard.name: _held(shard, samples[shard.name]) for shard in shards},
+        partial=frozenset(shard.name for shard in shards if shard.may_be_partial),
         collectives=tuple(calls),
         nbytes=tuple(nbytes),
     )
 
 
-def _step(arranged: Arranged) -> None:
-    if arranged.step is not None:
-        arranged.step()
+def _attach(
+    distributed: DistributedModel, shards: list[Shard], settings: dict[str, Any]
+) -> Monitor:
+    source = Source(
+        find_shards=lambda _: shards,
+        device=shards[0].weight().device,
+        optimizers=distributed.optimizers,
+        param_groups=distributed.groups,
+    )
+    monitor = attach_source(source, Options(overrides=_SETTINGS | settings))
+    assert isinstance(monitor, Monitor)
+    return monitor
+
+
+def _step(distributed: DistributedModel) -> None:
+    if distributed.step is not None:
+        distributed.step()
         return
-    for optimizer in arranged.optimizers:
+    for optimizer in distributed.optimizers:
         optimizer.step()
 
 
-def _held(shard: Shard) -> int:
-    """How many elements of the sample this rank holds."""
-    sample = choose(shard.name, shard.numel, SAMPLE_SIZE, SAMPLE_SEED)
+def _held(shard: Shard, sample: Sample) -> int:
+    """Return the number of sampled elements that this rank holds."""
     return int((shard.region.local(sample.indices) >= 0).sum())
 
 
-class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the collectives that are entered inside it, whichever function starts them.
+class _CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the collectives and bytes that are sent in its context.
 
-    All of them pass torch's dispatcher under one of two namespaces, so none can be forgotten here.
+    All collectives pass torch's dispatcher in one of two namespaces, so none is missed.
     """
 
     def __init__(self) -> None:
@@ -130,7 +150,7 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if any(kind.__module__.startswith("torch.distributed.") for kind in types):
-            return NotImplemented  # of a tensor over several ranks, the next call shows the sending
+            return NotImplemented  # a DTensor: the collective inside it is dispatched on its own
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
             self.calls += 1
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]

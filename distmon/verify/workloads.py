@@ -1,4 +1,4 @@
-"""Where the model comes from: built in, or `module:factory` of the user."""
+"""Load the model to verify: the built-in one, or a user's `module:factory`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from distmon.errors import ConfigError
-from distmon.layout.arrangements import Workload
-from distmon.layout.arrangements.example_model import example_workload
+from distmon.verify.parallelisms import Workload
+from distmon.verify.parallelisms.example_model import example_workload
 
 SEED = 0
 
 
 def load_workload(source: str | None) -> Workload:
-    """A fresh model, its data and its loss, the same in every process and at every call.
+    """Return a new model, its data and its loss, equal in every process and at every call.
 
     `source` is `module:factory`, or None for the built-in model. `factory()` returns
-    `(model, batch)` or `(model, batch, loss)`. A mistake is a `ConfigError`.
+    `(model, batch)` or `(model, batch, loss)`. Raises ConfigError for anything else.
     """
     torch.manual_seed(SEED)
     if source is None:
@@ -44,7 +44,7 @@ def load_workload(source: str | None) -> Workload:
 
 
 def check_rows(workload: Workload, ranks: int) -> None:
-    """The ranks must be able to share the batch equally, or means would not be means."""
+    """Raise ConfigError unless every rank gets the same number of rows, as a mean loss needs."""
     try:
         batch = workload.batch(1)
     except Exception as error:
@@ -58,12 +58,12 @@ def check_rows(workload: Workload, ranks: int) -> None:
 
 
 def scalar_or_mean_square(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    """The loss of a factory that gives none."""
+    """Return the output if it is a scalar, else its mean square: the default loss."""
     return output if output.ndim == 0 else output.square().mean()
 
 
 def find_factory(source: str) -> Callable[[], Any]:
-    """The function that `module:factory` names; ConfigError when there is none."""
+    """Return the function that `module:factory` names; raise ConfigError when there is none."""
     name, colon, attribute = source.partition(":")
     if not (name and colon and attribute):
         raise ConfigError(f'--model must be "module:factory", not "{source}"')

@@ -1,4 +1,4 @@
-"""Results folders made by hand: every number is known, so every table and verdict is too."""
+"""Results made by hand: every number is known, so every table and outcome is too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from distmon_benchmarks.results import Case, Context, ResultsWriter
+from distmon.bench.machine import Machine
+from distmon.bench.results import Case, ResultsWriter
 
 GPT2 = Case("gpt2", "fp32", "none", 1, 148, 124_439_808)
 STEP = 5.0
@@ -33,20 +34,15 @@ MEMORY = {
     "tensorboard": 310e6,
     "wandb.watch": 160e6,
 }
-CONTEXT = Context(
-    command="python benchmarks/overhead.py --quick",
+MACHINE = Machine(
+    command="python -m benchmarks.overhead --quick",
     date="2026-03-01T12:00:00+00:00",
     device="Processor of a test",
-    cpu="Processor of a test",
     cores=2,
     threads=2,
-    load_before=0.1,
-    load_after=1.9,
-    versions={"python": "3.11.7", "torch": "2.13.0", "distmon": "0.1.0", "wandb": "0.31.0"},
-    commit="0123456789abcdef",
-    conditions={"optimizer": "SGD", "rounds": "7"},
-    descriptions={"naive clone": "clone all weights, subtract, <two norms> per parameter"},
-    skipped={"composer": "mosaicml is not installed"},
+    load=0.1,
+    versions="python 3.11.7, torch 2.13.0, distmon 0.1.0",
+    commit="0123456",
 )
 
 
@@ -58,11 +54,15 @@ def write(
     noise: float = 0.02,
     seed: int = 0,
     cases: Sequence[Case] = (GPT2,),
-    context: Context = CONTEXT,
+    machine: Machine = MACHINE,
+    wrong: Mapping[str, str] | None = None,
 ) -> Path:
-    """Every contender takes its seconds in every case, times noise of its own in every round."""
+    """Every contender takes its seconds in every case, times noise of its own in every round.
+
+    `wrong`: what is wrong with an answer, by contender.
+    """
     generator = np.random.default_rng(seed)
-    with ResultsWriter(folder, context) as results:
+    with ResultsWriter(folder, machine) as results:
         for case in cases:
             for number in range(rounds):
                 step = STEP * generator.lognormal(0, noise)
@@ -70,10 +70,12 @@ def write(
                 for name, value in seconds.items():
                     measured = value * generator.lognormal(0, noise)
                     results.add(case, name, "observation", number, measured)
-            results.add(case, "distmon sampled", "skipped_step", 0, 9e-6)
-            for name, value in MEMORY.items():
-                if name in seconds:
-                    results.add(case, name, "extra_memory", 0, value)
+            results.add(case, "distmon sampled", "unobserved_step", 0, 9e-6)
+            results.add(case, "composer", "skipped", 0, 0.0, "mosaicml is not installed")
+            for name in seconds:
+                results.add(case, name, "extra_memory", 0, MEMORY.get(name, 0.0))
+                what = (wrong or {}).get(name, "")
+                results.add(case, name, "answer", 0, float(not what), what)
             for name, tags in {"distmon sampled": 29, "tensorboard": 296}.items():
                 if name in seconds:
                     results.add(case, name, "tags", 0, tags)
@@ -83,7 +85,7 @@ def write(
 def write_growing(folder: Path, few: bool = False) -> Path:
     """Tensors, elements and ranks at several sizes: 4 us per tensor, flat in the others.
 
-    `few`: only two numbers of tensors, because pictures take time.
+    `few`: only two numbers of tensors, because plots take time.
     """
     generator = np.random.default_rng(1)
     grow = {
@@ -98,7 +100,7 @@ def write_growing(folder: Path, few: bool = False) -> Path:
         Case(f"elements-{n}", "fp32", "none", 1, 64, 64 * n) for n in (10_000, 100_000, 10**6)
     ]
     cases += [Case("small-gpt", "fp32", "ddp", n, 76, 12_000_000) for n in (1, 2, 4)]
-    with ResultsWriter(folder, CONTEXT) as results:
+    with ResultsWriter(folder, MACHINE) as results:
         for case in cases[:3] if few else cases:
             values = SECONDS if case == GPT2 else {name: f(case) for name, f in grow.items()}
             for number in range(7):

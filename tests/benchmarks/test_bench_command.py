@@ -1,4 +1,4 @@
-"""`distmon bench`: a user's own model, from the factory to the page; mistakes are sentences."""
+"""`distmon bench`: a user's own model, from the factory to the files; mistakes are sentences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from distmon.cli.bench import Batch, UsersModel, run_benchmark
+from distmon.bench import measuring
+from distmon.bench.results import read
+from distmon.bench.user_model import Batch, UserModel
+from distmon.cli.bench import run_benchmark
 from distmon.cli.main import run
 from distmon.errors import ConfigError
-from distmon_benchmarks import measuring
-from distmon_benchmarks.summary import load
 
 
 def _bench(tmp_path: Path, model: str, **options: Any) -> bool:
@@ -37,25 +38,25 @@ def test_a_users_model_is_measured(
 ) -> None:
     # Memory is measured in processes of their own, which take seconds to start.
     monkeypatch.setattr(measuring, "footprint", lambda *_: {"extra_memory": 4096.0})
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # pictures have their own tests
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots have their own tests
     assert _bench(tmp_path, model, batch=batch)
-    summary = load(tmp_path / "out")
-    (case,) = summary.cases
+    results = read(tmp_path / "out")
+    (case,) = results.cases
     assert case.workload == f"users_models:{model}"
     assert case.tensors == {"with_step": 6, "alone": 3}[model]
-    assert summary.contenders == ["distmon sampled", "naive clone"]
-    assert summary.context.wrong == {}
-    for contender in summary.contenders:
-        assert len(summary.values(case, contender, "observation")) == 2
-    assert len(summary.values(case, "none", "step")) == 2
+    assert results.contenders == ["distmon sampled", "naive clone"]
+    assert results.wrong_answers == {}
+    for contender in results.contenders:
+        assert len(results.values(case, contender, "observation")) == 2
+    assert len(results.values(case, "none", "step")) == 2
     printed = (tmp_path / "printed").read_text()
     assert "4.00 KiB" in printed
-    assert "index.html" in printed
-    assert "naive clone" in (tmp_path / "out" / "index.html").read_text()
+    assert "plots need matplotlib" in printed
+    assert "| naive clone | " in (tmp_path / "out" / "summary.md").read_text()
 
 
 def test_another_process_can_be_given_the_model() -> None:
-    users = UsersModel("users_models:with_step", None)
+    users = UserModel("users_models:with_step", None)
     users.build()
     build, loss = pickle.loads(pickle.dumps((users.build, users.loss)))
     assert loss(build(), torch.device("cpu")).requires_grad
@@ -70,7 +71,7 @@ def test_another_process_can_be_given_the_model() -> None:
         ("step_is_none_of_its_kind", "must return a model, or (model, step)"),
         ("raises", "raises ValueError: no such checkpoint"),
         ("leaves", "raises SystemExit: 3"),
-        ("alone", "returns a model alone: say --batch"),
+        ("alone", "returns a model alone: pass --batch"),
         ("nothing_to_learn", "no parameter that learns"),
         ("half", "must be all float32 or all bfloat16, not float16"),
         ("text_loss", "must return the loss"),
@@ -97,7 +98,7 @@ def test_a_mistake_in_the_model_is_one_sentence(tmp_path: Path, model: str, word
         ({"limit": float("nan")}, "--limit must be above 0"),
         ({"contenders": "distmon sampled,nobody"}, 'not "nobody"'),
         ({"contenders": " , "}, "--contenders must be of none, distmon sampled"),
-        ({"batch": "4x2"}, "--batch has no place"),
+        ({"batch": "4x2"}, "--batch is not used"),
         ({"batch": "4x-2"}, '--batch must be a shape such as "8x128"'),
         ({"batch": "0x2"}, '--batch must be a shape such as "8x128"'),
         ({"out": Path(__file__)}, "cannot write to --out"),
@@ -115,7 +116,7 @@ def test_a_mistake_in_the_options_is_one_sentence(
 @pytest.mark.parametrize("source", ["", "mine", ":x", "mine:", "no_such_module:x", ".mine:x"])
 def test_a_source_that_cannot_be_found_is_one_sentence(source: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        UsersModel(source, None).build()
+        UserModel(source, None).build()
     assert "--model" in str(caught.value)
 
 
@@ -125,7 +126,7 @@ def test_a_module_that_fails_is_one_sentence(
     (tmp_path / "broken_module.py").write_text("def :")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match='cannot import "broken_module" of --model: SyntaxError'):
-        UsersModel("broken_module:x", None).build()
+        UserModel("broken_module:x", None).build()
 
 
 def test_a_batch_is_noise_or_integers() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import csv
 from pathlib import Path
 
 import pytest
-from made_results import CONTEXT, SECONDS, write
+from made_results import SECONDS, write
 
-from distmon_benchmarks.compare import main
+from benchmarks.compare import main
 
 WORSE = {**SECONDS, "distmon sampled": 1.5 * SECONDS["distmon sampled"]}
 
@@ -26,7 +26,8 @@ def test_a_contender_half_as_slow_again_is_named(
     assert main([str(old), str(new)]) == 1
     lines = [s for s in capsys.readouterr().out.splitlines() if s.startswith("regression: ")]
     assert len(lines) == 2
-    assert all("distmon sampled on gpt2 fp32" in line for line in lines)
+    assert all("distmon sampled against " in line for line in lines)
+    assert all(" on gpt2 fp32 takes 1." in line for line in lines)
     assert main([str(new), str(old)]) == 0, "faster is no regression"
     assert main([str(old), str(new), "--limit", "0.7"]) == 0
 
@@ -47,20 +48,36 @@ def test_noise_is_no_regression(tmp_path: Path, seed: int) -> None:
 def test_an_answer_that_became_wrong_is_a_regression(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = {name: s for name, s in SECONDS.items() if name != "distmon exact"}
-    wrong = replace(CONTEXT, wrong={"distmon exact": "grad_norm of a is 2, not 1"})
-    old, new = write(tmp_path / "old"), write(tmp_path / "new", right, context=wrong)
+    wrong = {"distmon exact": "grad_norm of a is 2, not 1"}
+    old, new = write(tmp_path / "old"), write(tmp_path / "new", wrong=wrong)
     assert main([str(old), str(new)]) == 1
-    assert "distmon exact gives a wrong answer: grad_norm of a is 2" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "distmon exact on gpt2 fp32 gives a wrong answer: grad_norm of a is 2" in printed
+    assert main([str(new), str(new)]) == 0, "it was wrong before"
+    assert "distmon exact, answer wrong" in capsys.readouterr().out
+
+
+def test_results_of_the_first_version_can_be_compared(tmp_path: Path) -> None:
+    """Its file has fewer columns, and no row about answers."""
+    old, new = write(tmp_path / "old"), write(tmp_path / "new", WORSE, seed=1)
+    with (old / "results.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["measure"] in ("observation", "step")]
+    known = ("workload", "dtype", "parallel", "ranks", "tensors", "elements", "contender")
+    with (old / "rounds.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, (*known, "measure", "unit", "round", "value"), "", "ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    assert main([str(old / "rounds.csv"), str(old)]) == 0
+    assert main([str(old / "rounds.csv"), str(new)]) == 1
 
 
 def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(path.read_bytes().rstrip().rpartition(b"\n")[0] + b"\ngpt2,fp32,none")
 
 
 def _nan(path: Path) -> None:
     lines = path.read_text().splitlines()
-    lines[2] = lines[2].rpartition(",")[0] + ",nan"
+    lines[2] = lines[2].replace(",s,0,", ",s,0,nan,", 1)
     path.write_text("\n".join(lines))
 
 
@@ -69,10 +86,10 @@ def test_a_broken_file_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object
 ) -> None:
     old, new = write(tmp_path / "old"), write(tmp_path / "new")
-    damage(new / "rounds.csv")  # type: ignore[operator]
+    damage(new / "results.csv")  # type: ignore[operator]
     assert main([str(old), str(new)]) == 2
     output = capsys.readouterr()
-    assert output.err.startswith("compare.py: ")
+    assert output.err.startswith("benchmarks.compare: ")
     assert output.err.count("\n") == 1
     assert output.out == ""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from functools import partial
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import pytest
 import torch
 from tiny_training import CPU, TINY_MATRICES
 
-from distmon_benchmarks.contenders import find
-from distmon_benchmarks.counting import count
-from distmon_benchmarks.footprint import _run, measure
-from distmon_benchmarks.memory import meter_for
-from distmon_benchmarks.models import Matrices
-from distmon_benchmarks.workloads import Workload, square_loss
+from benchmarks.contenders import CONTENDERS
+from benchmarks.overhead.models import Matrices
+from benchmarks.overhead.workloads import square_loss
+from distmon.bench.contender import Contender, Session, find
+from distmon.bench.counting import count
+from distmon.bench.footprint import measure_here, send_footprint
+from distmon.bench.memory import meter_for
+from distmon.bench.training import Workload
 
 MIB = 2**20
 WIDE = Workload(
@@ -22,8 +25,12 @@ WIDE = Workload(
 
 
 def _of(name: str, workload: Workload, folder: Path) -> dict[str, float]:
-    (contender,) = find([name])
-    return measure(workload, "fp32", contender, CPU, folder)
+    return measure_here(workload, "fp32", _find(name), CPU, folder)
+
+
+def _find(name: str) -> Contender:
+    (contender,) = find([name], CONTENDERS)
+    return contender
 
 
 def test_operations_and_waits(tmp_path: Path) -> None:
@@ -37,37 +44,47 @@ def test_operations_and_waits(tmp_path: Path) -> None:
     assert _of("distmon sampled", TINY_MATRICES, tmp_path / "distmon")["host_syncs"] == 0
 
 
-def _answer_of_process(contender: str) -> dict[str, float] | str:
+def _sent_by_process(contender: Contender) -> dict[str, float] | str:
     """What a process of its own would send; starting one takes seconds."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    _run(theirs, WIDE, "fp32", contender, CPU, torch.get_num_threads())
+    send_footprint(theirs, (WIDE, "fp32", contender, CPU), torch.get_num_threads())
     answer: dict[str, float] | str = ours.recv()
     return answer
 
 
 def test_a_clone_is_seen() -> None:
-    found = _answer_of_process("naive clone")
+    found = _sent_by_process(_find("naive clone"))
     assert isinstance(found, dict)
     # Ten clones and one difference; what else this process does is in it too.
     assert 10.5 * MIB < found["extra_memory"] < 22 * MIB
     assert found["kept_memory"] < 5 * MIB
 
 
-def test_a_failure_is_told() -> None:
-    assert _answer_of_process("nobody") == "it failed with KeyError: 'nobody'"
+def _fail(_: object) -> Session:
+    raise ValueError("no such monitor")
+
+
+def test_a_failure_is_reported() -> None:
+    failing = Contender("fails", "fails", "directly", _fail)
+    assert _sent_by_process(failing) == "ValueError: no such monitor"
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_another_process_can_be_given_every_contender(contender: Contender) -> None:
+    assert pickle.loads(pickle.dumps(contender)).name == contender.name
 
 
 def test_the_peak_is_that_since_the_beginning() -> None:
     meter = meter_for(CPU)
     if meter is None:
-        pytest.skip("this system does not tell the peak of a process")
+        pytest.skip("this system does not report the peak of a process")
     torch.ones(64 * MIB // 4)
-    meter.tidy()
+    meter.release()
     before = meter.begin()
     assert meter.peak() - before < 8 * MIB
     torch.ones(32 * MIB // 4)
     assert 31 * MIB < meter.peak() - before < 48 * MIB
-    meter.tidy()
+    meter.release()
     assert meter.now() - before < 8 * MIB
 
 

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_results import GPT2, SECONDS, write, write_growing
+from made_results import GPT2, write, write_growing
 
-from distmon_benchmarks.goals import judge
-from distmon_benchmarks.growth import AXES, fit, series
-from distmon_benchmarks.results import Case
-from distmon_benchmarks.summary import Summary, load
+from benchmarks.scale.growth import AXES, fit, growth_section, series
+from distmon.bench.results import Case, Results, read
 
 
 @pytest.fixture(scope="module")
-def growing(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    return load(write_growing(tmp_path_factory.mktemp("growing")))
+def growing(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return read(write_growing(tmp_path_factory.mktemp("growing")))
 
 
 @pytest.mark.parametrize("slope", [-0.5, 0.0, 1.0, 2.0])
@@ -44,57 +42,33 @@ def test_two_points_have_no_standard_error() -> None:
     assert fit([1, 10], [1, 10]).standard_error is None
 
 
-def test_cases_that_belong_together_are_on_one_line(growing: Summary) -> None:
+def test_cases_that_belong_together_are_on_one_line(growing: Results) -> None:
     lines = {
         axis: {line.contender: line for line in series(growing, axis)}["distmon sampled"]
         for axis in AXES
     }
-    assert lines["tensors"].x == (100, 1000, 10_000)
-    assert lines["elements"].x == (640_000, 6_400_000, 64_000_000)
-    assert lines["ranks"].x == (1, 2, 4)
+    assert lines["tensors"].x == [100, 1000, 10_000]
+    assert lines["elements"].x == [640_000, 6_400_000, 64_000_000]
+    assert lines["ranks"].x == [1, 2, 4]
     assert all(GPT2 not in line.cases for line in lines.values()), "a model of another shape"
-    slope = lines["tensors"].fit()
+    slope = lines["tensors"].slope
     assert slope is not None
     assert slope.slope == pytest.approx(1, abs=0.02)
-    assert lines["tensors"].per_unit() == pytest.approx([4e-6] * 3, rel=0.05)
+    each = [m / x for m, x in zip(lines["tensors"].medians, lines["tensors"].x, strict=True)]
+    assert each == pytest.approx([4e-6] * 3, rel=0.05)
 
 
 def test_differences_below_zero_have_no_slope(tmp_path: Path) -> None:
     cases = [Case("a", "fp32", "none", 1, n, 256 * n) for n in (100, 1000)]
     folder = write(tmp_path, {"distmon sampled": 1e-3, "naive hooks": -1e-3}, cases=cases)
-    lines = {line.contender: line for line in series(load(folder), "tensors")}
-    assert lines["distmon sampled"].fit() is not None
-    assert lines["naive hooks"].fit() is None
+    lines = {line.contender: line for line in series(read(folder), "tensors")}
+    assert lines["distmon sampled"].slope is not None
+    assert lines["naive hooks"].slope is None
 
 
-def test_goals_are_judged(growing: Summary) -> None:
-    judged = judge(growing)
-    assert len(judged) == 11
-    assert {each.verdict for each in judged} == {"reached"}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "missed"),
-    [
-        ({"distmon sampled": 6e-3}, ["naive clone", "wandb.watch", "foreach_norm"]),
-        ({"distmon sampled": 11e-3}, ["naive", "wandb", "foreach", "interval 1"]),
-        ({"distmon exact": 0.121}, ["exact observation"]),
-    ],
-)
-def test_a_missed_goal_is_told(
-    tmp_path: Path, seconds: dict[str, float], missed: list[str]
-) -> None:
-    summary = load(write(tmp_path, {**SECONDS, **seconds}, noise=0.0))
-    found = [each for each in judge(summary) if each.verdict == "missed"]
-    assert len(found) == len(missed)
-    for each, words in zip(found, missed, strict=True):
-        assert words in each.goal
-        assert each.measured
-
-
-def test_what_was_not_measured_is_not_judged(tmp_path: Path) -> None:
-    judged = judge(load(write(tmp_path, {"distmon sampled": 2e-3, "naive clone": 0.5})))
-    open_goals = {each.goal for each in judged if each.verdict == "not measured"}
-    assert "sampled observation against wandb.watch" in open_goals
-    assert "time for each tensor" in open_goals
-    assert judge(load(write(tmp_path, cases=[Case("mine", "fp32", "none", 1, 4, 99)]))) == []
+def test_a_wrong_answer_is_marked_along_a_line(tmp_path: Path) -> None:
+    cases = [Case("a", "fp32", "none", 1, n, 256 * n) for n in (100, 1000)]
+    seconds = {"distmon sampled": 1e-3, "naive clone": 1e-2}
+    results = read(write(tmp_path, seconds, cases=cases, wrong={"distmon sampled": "a is 2"}))
+    names = [row[1] for row in growth_section(results).rows if row[0] == "tensors"]
+    assert names == ["distmon sampled, answer wrong", "naive clone"]

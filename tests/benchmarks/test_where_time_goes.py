@@ -5,24 +5,25 @@ from __future__ import annotations
 import pytest
 from tiny_training import TINY_MATRICES
 
-from distmon_benchmarks import where_time_goes
-from distmon_benchmarks.where_time_goes import PARTS, main, profile
+from benchmarks.overhead.where_time_goes import HOOKS, PARTS, main, profile
 
 
-def test_every_part_has_a_time_for_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(where_time_goes, "settle", lambda: 0.0)
-    seconds = profile(TINY_MATRICES, 2)
+def test_every_part_has_a_time_for_every_round() -> None:
+    seconds = profile(TINY_MATRICES, 2, settle=lambda: 0.0)
     assert {len(times) for times in seconds.values()} == {2}
-    assert {name for _, name in seconds} == {name for _, name, _ in PARTS}
-    for kind in ("observed", "idle"):
-        assert all(min(seconds[kind, name]) > 0 for name in ("before_step", "after_step", "step"))
-    for name in ("snapshot", "measure"):
-        assert seconds["idle", name] == [0.0, 0.0]
-        assert min(seconds["observed", name]) > 0
+    assert {part for _, part in seconds} == {HOOKS, *(part for part, _, _ in PARTS)}
+    methods = {method: part for part, _, method in PARTS}
+    for method, part in methods.items():
+        assert min(seconds["observed", part]) > 0, method
+    for kind in ("observed", "unobserved"):
+        for method in ("before_step", "after_step", "step"):
+            assert min(seconds[kind, methods[method]]) > 0
+    for method in ("snapshot", "measure", "start"):
+        assert seconds["unobserved", methods[method]] == [0.0, 0.0]
 
 
 def test_no_rounds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["where_time_goes.py", "--rounds", "0"])
+    monkeypatch.setattr("sys.argv", ["where_time_goes", "--rounds", "0"])
     with pytest.raises(SystemExit) as refused:
         main()
     assert refused.value.code == 2

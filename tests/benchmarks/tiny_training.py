@@ -1,4 +1,4 @@
-"""A training small enough for tests, and contenders that do something known."""
+"""A training small enough for tests, and contenders whose behavior is known."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from distmon_benchmarks.contenders import Contender, Norms, Session
-from distmon_benchmarks.contenders.contender import Answer
-from distmon_benchmarks.models import Gpt2, Matrices
-from distmon_benchmarks.ranks import RankResult, race_here
-from distmon_benchmarks.training import Training
-from distmon_benchmarks.workloads import Dtype, Workload, language_loss, square_loss
+from benchmarks.overhead.models import Gpt2, Matrices
+from benchmarks.overhead.workloads import language_loss, square_loss
+from benchmarks.scale.ranks import RankResult, race_here
+from distmon.bench.contender import Answer, Contender, Norms, Session
+from distmon.bench.training import Dtype, Training, Workload
 
 CPU = torch.device("cpu")
 TINY_GPT = Workload(
@@ -33,12 +32,12 @@ def begin(workload: Workload = TINY_GPT, dtype: Dtype = "fp32") -> Training:
 
 
 def contender(name: str, session: Session, **fields: Any) -> Contender:
-    """A contender whose `attach` gives what is told here."""
+    """A contender whose `attach` returns this session."""
     return Contender(name, name, fields.pop("timing", "directly"), lambda _: session, **fields)
 
 
 class Claims(Session):
-    """Says whatever it was told to say."""
+    """Returns the answer that it was given."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer

@@ -23,7 +23,7 @@ def _distmon(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_doctor_says_what_works_and_why_not() -> None:
+def test_doctor_reports_what_works_and_why_not() -> None:
     result = _distmon("doctor")
     assert result.returncode == 0, result.stderr
     for words in ("torch", "triton backend", "NVML", "gloo", "extra wandb", "torch backend"):
@@ -40,7 +40,7 @@ def test_doctor_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> N
     assert line.detail == "pip install 'distmon[imaginary]'"
 
 
-def test_doctor_survives_a_look_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_survives_a_failing_check(monkeypatch: pytest.MonkeyPatch) -> None:
     from distmon.cli import doctor
 
     def _broken() -> None:
@@ -66,7 +66,7 @@ def test_show_reads_a_run_back(tmp_path: Path) -> None:
     result = _distmon("show", str(tmp_path / "run"))
     assert result.returncode == 0, result.stderr
     assert "4 records, 24 parameter rows of 6 parameters, 0 alerts" in result.stdout
-    assert "every file is whole" in result.stdout
+    assert "all files are intact" in result.stdout
     records = tmp_path / "run" / "records.jsonl"
     records.write_bytes(records.read_bytes()[:-20])
     result = _distmon("show", str(tmp_path / "run"))

@@ -21,7 +21,17 @@ from triton.runtime.jit import JITFunction
 
 _MODULES = [
     importlib.import_module(f"csrc_triton.{name}")
-    for name in ("dtypes", "histogram", "tables", "snapshot", "sampled_stats", "exact_stats")
+    for name in (
+        "dtypes",
+        "exact_stats",
+        "finite",
+        "gradient_runs",
+        "histogram",
+        "partials",
+        "sampled_stats",
+        "snapshot",
+        "tables",
+    )
 ]
 
 

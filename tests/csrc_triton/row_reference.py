@@ -23,7 +23,8 @@ from distmon.probe import Rows
 from distmon.probe.backend import Probe
 from distmon.probe.log_bins import magnitude_edges
 from distmon.probe.triton_probe import TritonProbe
-from distmon.sampling import SamplePlan, build_plan
+from distmon.sampling.plan import SamplePlan, build_plan
+from distmon.sampling.reading import Reading
 
 CPU = torch.device("cpu")
 
@@ -37,6 +38,8 @@ class Case:
     grad: torch.Tensor | None
     taken: float = 1.0
     region: Region | None = None
+    global_shape: tuple[int, ...] | None = None
+    """Of the unsharded parameter, where it is not all here."""
 
     def shard(self, name: str) -> tuple[Shard, Callable[[], None]]:
         """A shard whose weight is `before` until the returned function makes the step."""
@@ -47,7 +50,7 @@ class Case:
 
         shard = Shard(
             name=name,
-            global_shape=tuple(self.after.shape),
+            global_shape=self.global_shape or tuple(self.after.shape),
             dtype=self.after.dtype,
             region=self.region or Everything(),
             weight=lambda: current[0],
@@ -76,13 +79,19 @@ def run(
     exact: bool = False,
     change_plan: Callable[[SamplePlan], SamplePlan] = lambda plan: plan,
     bins: bool = True,
+    reading: Reading | None = None,
 ) -> tuple[Rows, Probe, SamplePlan]:
-    """Snapshot, step and measure through a probe, with everything poisoned before."""
+    """Snapshot, step and measure through a probe, with everything poisoned before.
+
+    `reading` is what is read, unless `sample` and `exact` say it all.
+    """
     pairs = [case.shard(f"p{i}") for i, case in enumerate(cases)]
     shards = [shard for shard, _ in pairs]
-    plan = change_plan(build_plan(shards, sample, 0, CPU))
+    if reading is None:
+        reading = Reading(sample, whole_gradients=exact, whole_weights=exact)
+    plan = change_plan(build_plan(shards, reading, 0, CPU))
     plan.snapshot.fill_(float("nan"))
-    probe = probe_type(plan, shards, exact)
+    probe = probe_type(plan, shards)
     probe.row_checksums.fill_(-1 if probe_type is TritonProbe else 0)
     probe.snapshot()
     for _, step in pairs:
@@ -109,23 +118,32 @@ def bins_of(values: np.ndarray) -> np.ndarray:
     return np.bincount(where, minlength=BINS).astype(np.float64)
 
 
+def gradient_elements(plan: SamplePlan, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Index and group of the elements that the gradient columns are over."""
+    if row in plan.whole_gradients:
+        everything = np.arange(plan.samples[row].numel)
+        return everything, np.zeros_like(everything)
+    sampled = np.diff(plan.gradient_runs.first)[row] > 0
+    sample = plan.gradient_samples[row] if sampled else plan.samples[row]
+    return sample.indices, sample.element_groups
+
+
 def expected_row(
-    case: Case, indices: np.ndarray, kept: torch.dtype
-) -> tuple[dict, dict, np.ndarray]:
+    case: Case, plan: SamplePlan, row: int
+) -> tuple[dict[str, tuple[float, float]], dict[str, float], np.ndarray]:
     """SUM columns as (value, allowed error), MAX columns and bins of a whole parameter.
 
     Sums may differ by the rounding of n additions in fp64: n * 2**-53 times the sum of magnitudes,
     doubled because a square is rounded too. Everything else must be equal.
     """
-    local = torch.from_numpy(indices)
+    kept, sample = plan.dtype, plan.samples[row]
+    local = torch.from_numpy(sample.indices)
     w, old = flat(case.after, kept)[local], flat(case.before, kept)[local]
-    g = None if case.grad is None else flat(case.grad, kept)[local]
-    group = np.arange(len(indices)) // 8 % GROUPS
-    graded = 0.0 if g is None else case.taken
+    graded = 0.0 if case.grad is None else case.taken
     sums = dict.fromkeys(SUM_COLUMNS, (0.0, 0.0))
     maxima = dict.fromkeys(MAX_COLUMNS, -np.inf)
 
-    def add(what: str, x: np.ndarray, factor: float) -> None:
+    def add(what: str, x: np.ndarray, factor: float, group: np.ndarray) -> None:
         def bounded(y: np.ndarray) -> tuple[float, float]:
             with np.errstate(over="ignore"):
                 return fsum(y) * factor, len(y) * 2.0**-52 * float(np.abs(y).sum())
@@ -136,23 +154,21 @@ def expected_row(
             sums[f"{what}_sq{k}"] = bounded(x[group == k] ** 2)
 
     clean = torch.where(torch.isfinite(w), w, 0)
-    add("w", wide(clean), 1.0)
+    add("w", wide(clean), 1.0, sample.element_groups)
     sums["w_nan"] = (float(torch.isnan(w).sum()), 0.0)
     sums["w_inf"] = (float(torch.isinf(w).sum()), 0.0)
     if torch.isfinite(w).any():
         maxima["w_absmax"] = float(np.float32(wide(clean.abs()).max()))
     moved = clean - old
     moved = torch.where(torch.isfinite(moved) & torch.isfinite(w), moved, 0)
-    add("u", wide(moved), case.taken)
+    add("u", wide(moved), case.taken, sample.element_groups)
     if len(w) and case.taken:
         maxima["u_absmax"] = float(np.float32(wide(moved.abs()).max()))
     bins = np.zeros(BINS)
-    if g is not None:
+    if case.grad is not None:
+        g = flat(case.grad, kept)[local]
         good = torch.isfinite(g)
-        add("g", wide(torch.where(good, g, 0)), graded)
-        sums["g_nan"] = (float(torch.isnan(g).sum()) * graded, 0.0)
-        sums["g_inf"] = (float(torch.isinf(g).sum()) * graded, 0.0)
-        sums["g_zero"] = (float((g == 0).sum()) * graded, 0.0)
+        bins = bins_of(wide(g[good])) * graded
         lost = good & (g != 0) & (clean != 0) & (moved == 0)
         half_ulp = torch.finfo(case.after.dtype).eps / 2
         exponent = np.frexp(wide(clean[lost]))[1] - 1
@@ -162,10 +178,17 @@ def expected_row(
         sums["u_graded"] = (float((good & (g != 0)).sum()) * graded, 0.0)
         sums["u_lost"] = (float(lost.sum()) * graded, 0.0)
         sums["u_lost_bound_sq"] = (fsum(bound) * graded, len(bound) * 2.0**-51 * float(bound.sum()))
+
+        indices, groups = gradient_elements(plan, row)
+        g = flat(case.grad, kept)[torch.from_numpy(indices)]
+        good = torch.isfinite(g)
+        add("g", wide(torch.where(good, g, 0)), graded, groups)
+        sums["g_nan"] = (float(torch.isnan(g).sum()) * graded, 0.0)
+        sums["g_inf"] = (float(torch.isinf(g).sum()) * graded, 0.0)
+        sums["g_zero"] = (float((g == 0).sum()) * graded, 0.0)
         if good.any() and graded:
             maxima["g_max"] = float(np.float32(wide(g[good]).max()))
             maxima["g_negmin"] = float(np.float32(-wide(g[good]).min()))
-        bins = bins_of(wide(g[good])) * graded
     return sums, maxima, bins
 
 
@@ -180,7 +203,8 @@ def expected_checksum(case: Case, plan: SamplePlan, row: int) -> int:
                 if slot % chunk.width >= int(chunk.group_counts[k, slot // chunk.width]):
                     continue
                 bits = int(values[offset].view(kind[0]))
-                z = 0x9E3779B97F4A7C15 * (slot + 1) % 2**64
+                number = slot % chunk.width * GROUPS + slot // chunk.width
+                z = 0x9E3779B97F4A7C15 * (number + 1) % 2**64
                 z = (z ^ (z >> 29)) * 0xBF58476D1CE4E5B9 % 2**64 | 1
                 total += bits * z
     total %= 2**64
@@ -191,7 +215,7 @@ def assert_rows(rows: Rows, cases: Sequence[Case], plan: SamplePlan) -> None:
     """Every column of every row against the reference."""
     for i, case in enumerate(cases):
         about = f"row {i}: {case.after.dtype} {tuple(case.after.shape)}"
-        sums, maxima, bins = expected_row(case, plan.samples[i].indices, plan.dtype)
+        sums, maxima, bins = expected_row(case, plan, i)
         for name, (value, error) in sums.items():
             got = float(rows.sums[i, SUM[name]])
             near = abs(got - value) <= error if np.isfinite(value) else got == value

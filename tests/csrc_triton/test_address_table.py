@@ -10,14 +10,15 @@ import torch
 from csrc_triton.address_layout import ADDRESS
 from distmon.layout.plain import plain_shard
 from distmon.probe.address_table import AddressTable
-from distmon.sampling import build_plan
+from distmon.sampling.plan import build_plan
+from distmon.sampling.reading import Reading
 
 CPU = torch.device("cpu")
 
 
 def _tables(parameters: list[torch.nn.Parameter]) -> tuple[AddressTable, AddressTable]:
     shards = [plain_shard(f"p{i}", p) for i, p in enumerate(parameters)]
-    plan = build_plan(shards, 64, 0, CPU)
+    plan = build_plan(shards, Reading(64), 0, CPU)
     rows: list[torch.Tensor | None] = [None] * len(shards)
     for chunk in plan.chunks:
         for k, row in enumerate(chunk.rows):
@@ -37,7 +38,7 @@ def _grad(kind: str, parameter: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 @pytest.mark.parametrize("kinds", ["plain", "none", "sparse", "strided"])
-def test_both_looks_agree_while_gradients_come_move_and_go(kinds: str) -> None:
+def test_backends_agree_while_gradients_change(kinds: str) -> None:
     parameters = [torch.nn.Parameter(torch.randn(12, 10)) for _ in range(4)]
     fast, slow = _tables(parameters)
     for step in range(4):

@@ -42,7 +42,14 @@ def _of(compiled: list[dict], kernel: str) -> list[dict]:
 
 def test_every_kernel_on_every_target(compiled: list[dict]) -> None:
     kernels = {r["kernel"] for r in compiled}
-    assert kernels == {"snapshot", "sampled_stats", "exact_chunks", "exact_rows"}
+    assert kernels == {
+        "snapshot",
+        "sampled_stats",
+        "exact_chunks",
+        "exact_rows",
+        "run_chunks",
+        "run_rows",
+    }
     names = {(r["kernel"], r["configuration"]) for r in compiled}
     assert len(compiled) == len(names) * len(TARGETS)
 
@@ -59,6 +66,21 @@ def test_sampled_kernel_takes_64_registers_on_nvidia(compiled: list[dict]) -> No
         limit = 128 if r["target"] == "gfx942" else 96 if "fp64" in r["configuration"] else 64
         assert r["registers"] <= limit, (r["configuration"], r["target"], r["registers"])
         assert r["shared_bytes"] <= 4096
+
+
+def test_kernels_over_runs_and_whole_gradients_stay_within_their_registers(
+    compiled: list[dict],
+) -> None:
+    for kernel, fp32, fp64, amd in (("run_chunks", 96, 128, 64), ("run_rows", 72, 72, 64)):
+        for r in _of(compiled, kernel):
+            limit = fp64 if "fp64" in r["configuration"] else fp32
+            limit = amd if r["target"] == "gfx942" else limit
+            assert r["registers"] <= limit, (kernel, r["configuration"], r["target"])
+            assert r["shared_bytes"] <= 512
+    for r in _of(compiled, "exact_chunks"):
+        if "no bins" in r["configuration"]:  # what reads gradients in full by default
+            limit = 96 if r["target"] == "gfx942" else 200 if "fp64" in r["configuration"] else 128
+            assert r["registers"] <= limit, (r["configuration"], r["target"], r["registers"])
 
 
 def test_exact_kernel_loads_128_bits(compiled: list[dict]) -> None:

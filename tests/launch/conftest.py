@@ -1,4 +1,4 @@
-"""Makes the files of `launch/` importable, as Python does for the script."""
+"""Makes the package `launch` importable from any working directory."""
 
 from __future__ import annotations
 
@@ -6,5 +6,4 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# At the end: plain names such as `options` must not hide anybody else's.
-sys.path += [str(HERE), str(HERE.parents[1] / "launch")]
+sys.path += [str(HERE), str(HERE.parents[1])]

@@ -91,10 +91,10 @@ def test_a_rule_ends_all_ranks_together(folder: Path, cases: dict[str, Case]) ->
     assert "run folder stopped, checkpoint runs/checkpoints/step-000004.pt" in last
     assert [record["step"] for record in distmon.read_run(folder / "stopped").records] == [2, 4]
     saved = torch.load(folder / "runs/checkpoints/step-000004.pt", weights_only=True)
-    assert saved["monitor"]["step"] == 4
+    assert saved["monitor"]["schedule"]["step"] == 4
 
 
-def test_pieces_of_an_mlp_die_on_all_ranks(folder: Path, cases: dict[str, Case]) -> None:
+def test_shards_of_an_mlp_die_on_all_ranks(folder: Path, cases: dict[str, Case]) -> None:
     assert cases["dead-fsdp1"].code == 0, cases["dead-fsdp1"].err
     saved = torch.load(folder / "dead/step-000004.pt", weights_only=True)["model"]
     assert float(saved[UP].max()) < 0

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from bad_input import BadInput
-from checkpoints import Checkpoints, find_checkpoint, read_checkpoint
-from gpt import GPT, Shape
+
+from launch.checkpoint import Checkpoints, read_checkpoint
+from launch.model import GPT, Shape
+from launch.ranks import BadInput
 
 SHAPE = Shape(layers=1, width=16, heads=2, context=8)
 
@@ -39,7 +40,7 @@ def test_latest_is_the_last_written(tmp_path: Path) -> None:
     long_run, short_run = saver.save(900, content()), saver.save(20, content())
     os.utime(long_run, (1, 1))
     (tmp_path / "step-000999.partial-1").touch()
-    assert find_checkpoint("latest", tmp_path) == short_run
+    assert saver.find("latest") == short_run
     assert read_checkpoint(short_run, SHAPE)["monitor"] == {"step": 3}
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from gpt import GPT, Shape
 from trainer_cases import Case, run_cases
+
+from launch.model import GPT, Shape
 
 # The small limit makes every step depend on the norm of the gradient. The 51 sequences of an
 # evaluation are shared out unevenly, and its last pass is a small one.
@@ -148,13 +149,15 @@ def test_any_mode_continues_any_other(
 
 
 @pytest.mark.parametrize("mode", ["fsdp", "fsdp1", "tp", "pp"])
-def test_nan_in_one_piece_reaches_everybody(mode: str, two: dict[str, Case]) -> None:
+def test_nan_in_one_shard_reaches_all_ranks(mode: str, two: dict[str, Case]) -> None:
     losses = two[f"nan in {mode}"].losses
     assert [math.isnan(losses[step]) for step in (1, 2, 3)] == [False, False, True]
 
 
 @pytest.mark.parametrize("mode", ["fsdp", "fsdp1", "tp", "pp"])
-def test_frozen_piece_stays_and_has_no_state(mode: str, folder: Path, two: dict[str, Case]) -> None:
+def test_frozen_shards_stay_and_have_no_state(
+    mode: str, folder: Path, two: dict[str, Case]
+) -> None:
     assert two[f"frozen in {mode}"].code == 0
     found = saved(folder, f"frozen {mode}")
     torch.manual_seed(0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from trainer_process import LAUNCH, TINY, losses, python, train
+from trainer_process import ROOT, TINY, losses, python, torchrun, train
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +66,40 @@ def test_two_ranks_with_accumulation_train_as_one_process(whole: str, folder: Pa
     assert pair.stdout.count("done: 6/6 steps") == 1
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_ctrl_c_ends_all_ranks_after_the_same_step(ranks: int, tmp_path: Path) -> None:
+    script = [*torchrun(ranks), str(ROOT / "launch/train.py"), *TINY]
+    process = subprocess.Popen(
+        [sys.executable, *script, "--steps=1000000", "--save-every=1000000"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("step:1/")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    found = re.findall(r"^interrupted after (\d+)/1000000 steps", out, flags=re.MULTILINE)
+    assert len(found) == 1, err
+    assert "Traceback" not in out
+    (saved,) = tmp_path.rglob("*.pt")
+    assert torch.load(saved, weights_only=True)["step"] == int(found[0])
+    # torchrun passes the signal on to every rank and exits with a code of its own.
+    assert process.returncode == 130 if not ranks else process.returncode != 0
+
+
 def test_bad_input_under_torchrun_is_said_once(tmp_path: Path) -> None:
     result = train(tmp_path, "--batch-size", "7", ranks=2)
     assert result.returncode != 0
     assert result.stderr.count("--batch-size 7 must be divisible by 2") == 1
     # torchrun adds its own summary, with the code that each rank ended with.
     assert "exitcode  : 2" in result.stderr
-    assert "bad_input.BadInput" not in result.stderr
+    assert "BadInput" not in result.stderr
     assert result.stdout == ""
 
 
@@ -75,8 +107,8 @@ def test_without_monitor_distmon_is_not_imported(tmp_path: Path) -> None:
     """And the optimizer carries no hook when the run ends."""
     script = f"""
 import sys
-sys.path.insert(0, {str(LAUNCH)!r})
-import train
+sys.path.insert(0, {str(ROOT)!r})
+from launch import train
 built = []
 make = train.build_optimizer
 train.build_optimizer = lambda *a: built.append(make(*a)) or built[-1]
@@ -96,9 +128,9 @@ def test_no_thread_of_the_process_group_outlives_the_run(tmp_path: Path) -> None
     """One left behind aborts the process now and then while Python shuts down."""
     script = f"""
 import os, sys
-sys.path.insert(0, {str(LAUNCH)!r})
+sys.path.insert(0, {str(ROOT)!r})
 os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-import train
+from launch import train
 assert train.main(sys.argv[1:]) == 0
 tasks = [open(f"/proc/self/task/{{each}}/comm").read() for each in os.listdir("/proc/self/task")]
 print("left:", [name for name in tasks if "gloo" in name])

@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_process import LAUNCH, TINY, losses, python, torchrun
+from trainer_process import ROOT, TINY, losses, python, torchrun
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def run_cases(folder: Path, ranks: int, cases: dict[str, list[str]]) -> dict[str
     return {name: Case(**each) for name, each in json.loads(answered.read_text()).items()}
 
 
-def _run_all(asked: Path, answered: Path) -> None:
-    sys.path.insert(0, str(LAUNCH))
-    from ranks import join_ranks
-    from train import run
+def run_all(asked: Path, answered: Path) -> None:
+    sys.path.insert(0, str(ROOT))
+    from launch.ranks import join_ranks
+    from launch.train import run
 
     ranks, results = join_ranks(), {}
     for name, arguments in json.loads(asked.read_text()).items():
@@ -75,7 +75,7 @@ def _run_all(asked: Path, answered: Path) -> None:
 
 
 def _gloo_threads() -> list[str]:
-    """Names of the process group's threads, where the system tells."""
+    """Names of the process group's threads, where the system lists them."""
     names = []
     for task in Path("/proc/self/task").glob("*"):
         with contextlib.suppress(OSError):
@@ -85,4 +85,4 @@ def _gloo_threads() -> list[str]:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _run_all(Path(sys.argv[1]), Path(sys.argv[2]))
+    run_all(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LAUNCH = Path(__file__).resolve().parents[2] / "launch"
+ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     *("--layers=2", "--width=32", "--heads=2", "--context=32", "--batch-size=8", "--steps=6"),
     *("--corpus-mb=0.2", "--log-every=1", "--eval-every=0"),
@@ -33,7 +33,7 @@ def python(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[st
 
 def train(folder: Path, *arguments: str, ranks: int = 0) -> subprocess.CompletedProcess[str]:
     """Run the script. Arguments win over the tiny defaults; `ranks=0` is without torchrun."""
-    return python([*torchrun(ranks), str(LAUNCH / "train.py"), *TINY, *arguments], folder)
+    return python([*torchrun(ranks), str(ROOT / "launch/train.py"), *TINY, *arguments], folder)
 
 
 def torchrun(ranks: int) -> list[str]:

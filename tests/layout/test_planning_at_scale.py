@@ -1,4 +1,4 @@
-"""The union of what all ranks sample is the global sample, for worlds of 8 to 4096 ranks."""
+"""The samples of all ranks together are the global sample, for world sizes of 8 to 4096."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmon.layout import capture
 from distmon.layout.shard import region_of_box
-from distmon.sampling import choose
+from distmon.sampling.sample import choose
 
 
 class Block(nn.Module):
@@ -43,10 +43,10 @@ class Model(nn.Module):
         self.odd = nn.Linear(7, 13, bias=False)
 
 
-def _distribute(model: Model, arrangement: str, world: int) -> None:
-    if arrangement == "fsdp":
+def _distribute(model: Model, parallelism: str, world: int) -> None:
+    if parallelism == "fsdp":
         mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
-    elif arrangement == "hsdp":
+    elif parallelism == "hsdp":
         mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replica", "shard"))
     else:
         both = init_device_mesh("cpu", (world // 4, 4), mesh_dim_names=("dp", "tp"))
@@ -57,22 +57,22 @@ def _distribute(model: Model, arrangement: str, world: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def _check(arrangement: str, worlds: tuple[int, ...]) -> dict[int, dict[str, Any]]:
-    """In a process of its own, away from whatever other tests left in this one."""
+def _check(parallelism: str, worlds: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+    """Run in a separate process, because the default process group is global state."""
     found = {}
     for world in worlds:
         rank = world - world // 3
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-        found[world] = _held(arrangement, world)
+        found[world] = _held(parallelism, world)
         dist.destroy_process_group()
     return found
 
 
-def _held(arrangement: str, world: int) -> dict[str, Any]:
-    """By parameter: how often its elements are held, at least and at most, and by how many."""
+def _held(parallelism: str, world: int) -> dict[str, Any]:
+    """Return (min, max, ranks of the mesh, sample size) of the replicas of each parameter."""
     with torch.device("meta"):
         model = Model()
-    _distribute(model, arrangement, world)
+    _distribute(model, parallelism, world)
     shards = {shard.name: shard for shard in capture(model)}
     held: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
@@ -82,8 +82,8 @@ def _held(arrangement: str, world: int) -> dict[str, Any]:
         times = np.zeros(sample.count, dtype=np.int64)
         coordinates = [*itertools.product(*map(range, mesh.shape))]
         if mesh.size() > 64 and any(isinstance(p, _StridedShard) for p in placements):
-            # torch takes 30 ms for each of these, so here they are held against the definition:
-            # the tensor-parallel rank's rows, cut again among the data-parallel ranks.
+            # torch takes 30 ms for each of these, so three of them are compared with the
+            # definition: the rows of the tensor-parallel rank, sharded over data-parallel ranks.
             for at in (coordinates[0], coordinates[1000], coordinates[-1]):
                 size, offset = _compute_local_shape_and_global_offset(
                     shape, mesh.shape, list(at), placements
@@ -106,17 +106,17 @@ def _held(arrangement: str, world: int) -> dict[str, Any]:
     return held
 
 
-@pytest.mark.parametrize("arrangement", ["fsdp", "hsdp", "fsdp+tp"])
-def test_every_sampled_element_is_somewhere_and_equally_often(arrangement: str) -> None:
-    worlds = (8, 64, 4096) if arrangement == "fsdp+tp" else (8, 4096)
+@pytest.mark.parametrize("parallelism", ["fsdp", "hsdp", "fsdp+tp"])
+def test_every_sampled_element_is_held_by_the_same_number_of_ranks(parallelism: str) -> None:
+    worlds = (8, 64, 4096) if parallelism == "fsdp+tp" else (8, 4096)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply(_check, (arrangement, worlds))
+        found = pool.apply(_check, (parallelism, worlds))
     for world, held in found.items():
-        assert len(held) == (5 if (arrangement, world) == ("fsdp+tp", 4096) else 7)
+        assert len(held) == (5 if (parallelism, world) == ("fsdp+tp", 4096) else 7)
         for name, (least, most, ranks, count) in held.items():
             # Replicated over the tensor-parallel ranks without being placed on them.
             implicit = world // ranks
             assert least == most, (name, world)
-            assert least in ((2,) if arrangement == "hsdp" else (1, 4)), (name, world)
+            assert least in ((2,) if parallelism == "hsdp" else (1, 4)), (name, world)
             assert implicit in (1, 4)
             assert count > 0

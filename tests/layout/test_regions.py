@@ -1,4 +1,4 @@
-"""Regions against a plain array that is really cut into pieces."""
+"""Regions against slices of a numpy array."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmon.layout.shard import NOWHERE, Box, Everything, FlatRange, region_of_box
+from distmon.layout.shard import EMPTY_REGION, Box, Everything, FlatRange, region_of_box
 
 
 @st.composite
@@ -20,34 +20,34 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int,
 
 
 @given(boxes())
-def test_a_box_is_what_slicing_gives(
+def test_box_matches_numpy_slicing(
     box: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
 ) -> None:
     shape, offset, size = box
     whole = np.arange(prod(shape)).reshape(shape)
-    piece = whole[tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))].reshape(-1)
+    block = whole[tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))].reshape(-1)
     expected = np.full(whole.size, -1)
-    expected[piece] = np.arange(piece.size)
+    expected[block] = np.arange(block.size)
     indices = np.arange(whole.size, dtype=np.int64)
     assert np.array_equal(Box(shape, offset, size).local(indices), expected)
     assert np.array_equal(region_of_box(shape, offset, size).local(indices), expected)
 
 
-def test_the_simplest_region_is_taken() -> None:
+def test_region_of_box_returns_the_simplest_region() -> None:
     assert region_of_box((4, 3), (0, 0), (4, 3)) == Everything()
     assert region_of_box((4, 3), (1, 0), (2, 3)) == FlatRange(3, 9)
     assert region_of_box((4, 3), (0, 1), (4, 2)) == Box((4, 3), (0, 1), (4, 2))
-    assert region_of_box((4, 3), (2, 0), (0, 3)) is NOWHERE
+    assert region_of_box((4, 3), (2, 0), (0, 3)) is EMPTY_REGION
     assert region_of_box((), (), ()) == Everything()
 
 
-def test_keys_tell_pieces_apart() -> None:
+def test_different_regions_have_different_keys() -> None:
     keys = [
         region_of_box((4, 4), (0, 0), (4, 4)).key(),
         region_of_box((4, 4), (0, 0), (2, 4)).key(),
         region_of_box((4, 4), (2, 0), (2, 4)).key(),
         region_of_box((4, 4), (0, 0), (2, 2)).key(),
         region_of_box((4, 4), (0, 2), (2, 2)).key(),
-        NOWHERE.key(),
+        EMPTY_REGION.key(),
     ]
     assert len({*keys}) == len(keys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from distmon.native import NativeModule, status
@@ -21,3 +23,20 @@ def native() -> NativeModule:
     found = status()
     assert found.module is not None, found.reason
     return found.module
+
+
+@pytest.fixture(scope="session")
+def finished(native: NativeModule) -> Path:
+    """The file that works."""
+    path = status().path
+    assert path is not None
+    assert native is not None
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the module is looked for: an empty cache, and none beside the sources."""
+    monkeypatch.setattr("distmon.native.build.PACKAGE_FOLDER", tmp_path / "package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "distmon" / "native"

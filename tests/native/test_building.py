@@ -1,9 +1,12 @@
-"""Building is asked for, safe when many do it at once, and what is broken is never loaded."""
+"""Building is asked for, safe when many do it at once, and a broken file is never loaded."""
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,23 +19,9 @@ import distmon
 from distmon.cli import doctor
 from distmon.native import NativeModule, load, loading, status
 from distmon.native.__main__ import main
-from distmon.native.build import NativeBuildError, build, build_key, cache_folder, checksum
-
-
-@pytest.fixture
-def finished(native: NativeModule) -> Path:
-    """The file that works."""
-    path = status().path
-    assert path is not None
-    assert native is not None
-    return path
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "distmon" / "native"
+from distmon.native.build import NativeBuildError, build, cache_folder
+from distmon.native.compiling import build_key, checksum
+from distmon.native.loading import check_against_python
 
 
 def _compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -151,48 +140,134 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache_folder() == Path.home() / ".cache" / "distmon" / "native"
 
 
+@pytest.fixture
+def no_home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as any user."""
+    assert not cache.exists()
+
+    def unknown(user: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for variable in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.usefixtures("no_home")
+def test_what_pip_built_needs_no_home_folder(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    shutil.copy(finished, tmp_path / "package")
+    assert status().path == tmp_path / "package" / finished.name
+    assert status().module is not None
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_folder_attaches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = status()
+    assert found.module is None
+    assert found.reason.startswith("this user has no home folder")
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    distmon.attach(model, optimizer, run_dir=tmp_path / "run", sinks=[]).close()
+    assert main() == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "set XDG_CACHE_HOME or HOME" in sentence
+
+
+def test_what_is_built_is_writable_for_this_user_only(
+    finished: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _compiler(tmp_path, monkeypatch, f'cp {finished} "$out"; chmod 777 "$out"')
+    before = os.umask(0)
+    try:
+        path = build().path
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert cache.parent.stat().st_mode & 0o777 == 0o700
+    assert status().module is not None
+
+
+@pytest.mark.parametrize(
+    "changed", ["torch.__version__", "torch.version.git_version", "sys.version"]
+)
+def test_a_build_for_another_version_is_not_loaded(
+    changed: str, finished: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    shutil.copy(finished, cache)
+    assert status().module is not None
+    monkeypatch.setattr(changed, "2.99.0")
+    assert status().path is None
+
+
 class _Lies:
-    """Sees what the module sees, apart from one number."""
+    """Reads what the module reads, apart from one number."""
 
     def __init__(self, module: NativeModule, column: int) -> None:
-        self.locate_tensors = module.locate_tensors
         self._module, self._column = module, column
 
-    def read_places(self, *arguments: object) -> list[int]:
-        unread = self._module.read_places(*arguments)  # type: ignore[arg-type]
-        out: NDArray[np.int64] = arguments[-1]  # type: ignore[assignment]
-        out[2, self._column] = out[0, self._column] if self._column == 1 else 1 - out[2, 2]
+    def place_reader(self, *arguments: object) -> _Lies:
+        self._reader = self._module.place_reader(*arguments)  # type: ignore[arg-type]
+        self._out: NDArray[np.int64] = arguments[-1]  # type: ignore[assignment]
+        return self
+
+    def read_weights(self) -> list[int]:
+        unread = self._reader.read_weights()
+        self._out[2, self._column] += 1
         return unread
+
+    def read_grads(self) -> list[int]:
+        return self._reader.read_grads()
 
 
 @pytest.mark.parametrize("column", [0, 1, 2])
 def test_a_module_that_disagrees_with_python_is_not_used(
     column: int, finished: Path, native: NativeModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading._try_out(native)
-    with pytest.raises(RuntimeError, match="it does not"):
-        loading._try_out(_Lies(native, column))  # type: ignore[arg-type]
-    monkeypatch.setattr(loading, "_try_out", lambda _: 1 / 0)
-    assert loading._try(finished).reason.startswith(f"{finished} cannot be used")
+    check_against_python(native)
+    with pytest.raises(RuntimeError, match="it does not see"):
+        check_against_python(_Lies(native, column))  # type: ignore[arg-type]
+    monkeypatch.setattr(loading, "check_against_python", lambda _: 1 / 0)
+    assert status().reason.startswith(f"{finished} cannot be used")
 
 
-def test_addresses_of_tensors_are_not_guessed(native: NativeModule) -> None:
-    tensor = torch.ones(3)
-    try:
-        assert not native.locate_tensors([(tensor, 12345)])
-        out, numels = np.zeros((1, 3), np.int64), np.array([3])
-        with pytest.raises(RuntimeError, match="locate_tensors"):
-            native.read_places([tensor], [None], False, tensor, bytes(256), numels, out)
-    finally:
-        loading._try_out(native)
+def _finding() -> doctor.Finding:
+    (finding,) = [f for f in doctor.examine() if f.what == "native module"]
+    return finding
 
 
 def test_doctor_says_whether_it_is_there(finished: Path, cache: Path) -> None:
-    (line,) = [*doctor._native()]
-    assert line.verdict == "absent"
-    assert "python -m distmon.native" in line.detail
+    assert _finding().verdict == "absent"
+    assert "python -m distmon.native" in _finding().detail
     cache.mkdir(parents=True)
     shutil.copy(finished, cache)
-    (line,) = [*doctor._native()]
-    assert line.verdict == "ok"
-    assert str(cache / finished.name) in line.detail
+    assert _finding().verdict == "ok"
+    assert str(cache / finished.name) in _finding().detail
+
+
+SETUP = Path(distmon.__file__).parents[1] / "setup.py"
+
+
+@pytest.mark.skipif(not SETUP.exists(), reason="not a checkout")
+def test_pip_builds_it_where_there_is_a_compiler(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step that `pip install` runs in an environment with torch."""
+
+    def build_extensions() -> str:
+        command = [sys.executable, str(SETUP), "build_ext", "--build-lib", str(tmp_path / "lib")]
+        command += ["--build-temp", str(tmp_path / "temp")]
+        ran = subprocess.run(command, cwd=SETUP.parent, capture_output=True, text=True, check=True)
+        return ran.stdout + ran.stderr
+
+    folder = tmp_path / "lib" / "distmon" / "native"
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert "the native module needs a C++ compiler: /no/such/compiler is not" in build_extensions()
+    assert not [*folder.iterdir()]
+    _compiler(tmp_path, monkeypatch, f'cp {finished} "$out"')
+    build_extensions()
+    assert [path.name for path in folder.iterdir()] == [finished.name]

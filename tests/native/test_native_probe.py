@@ -1,4 +1,4 @@
-"""The native probe against float64 references and against the torch twin."""
+"""The native probe against float64 references and against the torch probe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from distmon.native import NativeModule
 from distmon.probe import TorchProbe
 from distmon.probe.backend import Probe, choose_probe
 from distmon.probe.native_probe import NativeProbe
-from distmon.sampling import SamplePlan, build_plan
+from distmon.sampling.plan import SamplePlan, build_plan
+from distmon.sampling.reading import Reading
 
 KINDS = ("normal", "nonfinite", "denormal", "extreme")
 
@@ -62,7 +63,7 @@ def test_every_column_of_mixed_dtypes(
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
 @given(cases=st.lists(parameters(), min_size=1, max_size=4), sample=st.sampled_from([8, 40, 256]))
-def test_any_parameters_as_the_torch_twin(
+def test_any_parameters_as_the_torch_probe(
     cases: list[Case], sample: int, probe_type: Callable[..., Probe]
 ) -> None:
     for exact in (False, True):
@@ -186,7 +187,7 @@ def test_whole_gradients_are_counted(probe_type: Callable[..., Probe]) -> None:
 
 def _planned(dtype: torch.dtype = torch.float32) -> tuple[SamplePlan, list[object]]:
     shards = [plain_shard("w", torch.nn.Parameter(torch.randn(20).to(dtype), False))]
-    return build_plan(shards, 8, 0, CPU), shards
+    return build_plan(shards, Reading(8), 0, CPU), shards
 
 
 @pytest.mark.usefixtures("native")
@@ -203,10 +204,8 @@ def test_it_is_chosen_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
         choose_probe("native", *strange)
 
 
-def test_a_demand_that_cannot_be_met_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.usefixtures("cache")
+def test_a_demand_that_cannot_be_met_is_one_sentence() -> None:
     plan, shards = _planned()
     with pytest.raises(ConfigError, match="it is not built"):
         choose_probe("native", plan, shards)

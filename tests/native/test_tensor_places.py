@@ -1,11 +1,14 @@
-"""The compiled look at tensors finds what Python finds, whatever becomes of them."""
+"""The compiled reader finds what Python finds, whatever becomes of the tensors."""
 
 from __future__ import annotations
 
+import gc
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -24,7 +27,8 @@ from distmon.layout.shard import Shard, absent_shard
 from distmon.native import NativeModule
 from distmon.probe.address_table import AddressTable
 from distmon.probe.tensor_places import NOTHING, PlacesByNative, PlacesByPython, place_of
-from distmon.sampling import build_plan
+from distmon.sampling.plan import build_plan
+from distmon.sampling.reading import Reading
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2]
@@ -57,26 +61,26 @@ def _sharded_grad(parameter: torch.nn.Parameter, local: torch.Tensor) -> torch.T
 
 
 class Pair:
-    """Both looks at the same shards, compared at every look with each other and the shards."""
+    """Both readers of the same shards, compared at every update with each other and the shards."""
 
     def __init__(self, shards: list[Shard], native: NativeModule) -> None:
         self.shards = shards
         offsets: list[torch.Tensor | None] = [None] * len(shards)
-        for chunk in build_plan(shards, 64, 0, CPU).chunks:
+        for chunk in build_plan(shards, Reading(64), 0, CPU).chunks:
             for k, row in enumerate(chunk.rows):
                 offsets[row] = chunk.offsets[k]
         self.by_python, self.by_native = PlacesByPython(shards), PlacesByNative(shards, native)
         self.tables = [AddressTable(shards, offsets, module) for module in (None, native)]
 
     @torch.no_grad()  # as in a probe
-    def look(self) -> dict[str, bool]:
+    def update(self) -> dict[str, bool]:
         """What moved."""
         moved = {}
         for what in ("weight", "grad"):
-            moved[what] = self.by_python.look(what)
-            assert self.by_native.look(what) == moved[what]
-            found = self.by_native.seen[what]
-            assert np.array_equal(found, self.by_python.seen[what])
+            moved[what] = self.by_python.update(what)
+            assert self.by_native.update(what) == moved[what]
+            found = self.by_native.places[what]
+            assert np.array_equal(found, self.by_python.places[what])
             for row, shard in enumerate(self.shards):
                 tensor = shard.weight() if what == "weight" else shard.grad()
                 assert tuple(found[row]) == place_of(tensor)
@@ -110,36 +114,36 @@ def _set_grads(
 def test_plain_parameters_while_everything_happens_to_them(native: NativeModule) -> None:
     parameters = _parameters()
     pair = Pair([plain_shard(f"p{i}", p) for i, p in enumerate(parameters)], native)
-    assert pair.look() == {"weight": True, "grad": True}
-    assert (pair.by_native.seen["grad"] == NOTHING).all()
-    assert pair.look() == {"weight": False, "grad": False}
+    assert pair.update() == {"weight": True, "grad": True}
+    assert (pair.by_native.places["grad"] == NOTHING).all()
+    assert pair.update() == {"weight": False, "grad": False}
 
     kept = [_set_grads(parameters, torch.zeros_like)]
-    assert pair.look() == {"weight": False, "grad": True}
-    assert pair.look() == {"weight": False, "grad": False}
+    assert pair.update() == {"weight": False, "grad": True}
+    assert pair.update() == {"weight": False, "grad": False}
     kept.append(_set_grads(parameters, torch.zeros_like))
-    assert pair.look() == {"weight": False, "grad": True}
+    assert pair.update() == {"weight": False, "grad": True}
     parameters[1].grad = None
-    assert pair.look() == {"weight": False, "grad": True}
+    assert pair.update() == {"weight": False, "grad": True}
     kept.append(_set_grads(parameters, lambda p: torch.zeros(p.shape[::-1], dtype=p.dtype).t()))
-    assert pair.look()["grad"]
-    assert (pair.by_native.seen["grad"][:5, 2] == 0).all()
+    assert pair.update()["grad"]
+    assert (pair.by_native.places["grad"][:5, 2] == 0).all()
     parameters[0].grad = torch.ones(12, 10).to_sparse()
-    assert pair.look()["grad"]
-    assert tuple(pair.by_native.seen["grad"][0]) == NOTHING
+    assert pair.update()["grad"]
+    assert tuple(pair.by_native.places["grad"][0]) == NOTHING
 
     parameters[2].data = torch.randn(12, 10).half()
-    assert pair.look()["weight"]
+    assert pair.update()["weight"]
     parameters[3].data = parameters[3].data.view(10, 12).t()  # the same address, other strides
-    assert pair.look()["weight"]
+    assert pair.update()["weight"]
     parameters[4].grad = None
     parameters[4].data = torch.randn(12, 10)  # another dtype
-    assert pair.look()["weight"]
+    assert pair.update()["weight"]
     other = torch.nn.Parameter(torch.randn(12, 10))
     parameters[0].grad = None
     torch.utils.swap_tensors(parameters[0], other)
-    assert pair.look()["weight"]
-    assert not pair.look()["weight"]
+    assert pair.update()["weight"]
+    assert not pair.update()["weight"]
 
 
 def test_gradients_that_backward_made(native: NativeModule) -> None:
@@ -147,8 +151,8 @@ def test_gradients_that_backward_made(native: NativeModule) -> None:
     model = torch.nn.Linear(40, 30)
     pair = Pair([plain_shard(n, p) for n, p in model.named_parameters()], native)
     model(torch.randn(3, 40)).sum().backward()
-    assert pair.look()["grad"]
-    assert (pair.by_native.seen["grad"][:, 0] != 0).all()
+    assert pair.update()["grad"]
+    assert (pair.by_native.places["grad"][:, 0] != 0).all()
 
 
 @pytest.mark.usefixtures("two_ranks")
@@ -156,25 +160,25 @@ def test_sharded_parameters(native: NativeModule) -> None:
     parameters = [_sharded(rows) for rows in (4, 1, 0, 70)]
     shards = [dtensor_shard(f"p{i}", p, True) for i, p in enumerate(parameters)]  # type: ignore[arg-type]
     pair = Pair(shards, native)
-    assert pair.look() == {"weight": True, "grad": True}
-    assert pair.by_native.seen["weight"][2, 0] == 0
+    assert pair.update() == {"weight": True, "grad": True}
+    assert pair.by_native.places["weight"][2, 0] == 0
     for _ in range(2):
         kept = [p.grad for p in parameters]
         for p in parameters:
             p.grad = _sharded_grad(p, torch.zeros_like(p._local_tensor))  # type: ignore[attr-defined]
-        assert pair.look() == {"weight": False, "grad": True}
-        assert pair.look() == {"weight": False, "grad": False}
+        assert pair.update() == {"weight": False, "grad": True}
+        assert pair.update() == {"weight": False, "grad": False}
         assert len(kept) == 4
     parameters[0].grad = None
     parameters[1].grad = _sharded_grad(parameters[1], torch.zeros(10, 2).t()[:1])
-    assert pair.look()["grad"]
+    assert pair.update()["grad"]
     # One that a collective still works on has no memory of its own; its shard waits for it.
     inside = torch.zeros(70, 10)
     parameters[3].grad = _sharded_grad(parameters[3], AsyncCollectiveTensor(inside))
-    assert pair.look()["grad"]
-    assert pair.by_native.seen["grad"][3, 0] == inside.data_ptr()
+    assert pair.update()["grad"]
+    assert pair.by_native.places["grad"][3, 0] == inside.data_ptr()
     parameters[3]._local_tensor = torch.randn(70, 10)  # type: ignore[attr-defined]
-    assert pair.look()["weight"]
+    assert pair.update()["weight"]
 
 
 @pytest.mark.usefixtures("two_ranks")
@@ -191,18 +195,18 @@ def test_shards_of_every_kind_at_once(native: NativeModule) -> None:
         shards.append(dtensor_shard(f"sharded{i}", sharded, bool(i % 2)))  # type: ignore[arg-type]
     shards[7] = replace(shards[7], paths=None)
     pair = Pair(shards, native)
-    assert pair.look() == {"weight": True, "grad": True}
+    assert pair.update() == {"weight": True, "grad": True}
     parameters[68].grad = torch.zeros(6, 10)
-    assert pair.look() == {"weight": False, "grad": True}
+    assert pair.update() == {"weight": False, "grad": True}
 
 
-def test_a_dtype_that_kernels_cannot_read_is_named_at_every_look(native: NativeModule) -> None:
+def test_a_dtype_that_kernels_cannot_read_is_named_at_every_update(native: NativeModule) -> None:
     strange = torch.nn.Parameter(torch.zeros(4).to(torch.float8_e4m3fnuz), requires_grad=False)
     shards = [plain_shard("plain", torch.nn.Parameter(torch.ones(4))), plain_shard("w", strange)]
     for places in (PlacesByPython(shards), PlacesByNative(shards, native)):
         for _ in range(2):
             with pytest.raises(TypeError, match="not float8_e4m3fnuz"):
-                places.look("weight")
+                places.update("weight")
 
 
 def _another_size(tensor: torch.Tensor) -> None:
@@ -236,7 +240,7 @@ _TROUBLES = [_another_size, _freed, _freed_under_a_view, _cut_short]
 @pytest.mark.parametrize(
     ("what", "trouble"), [*product(["weight", "grad"], _TROUBLES), ("weight", _elsewhere)]
 )
-def test_a_tensor_that_lost_its_elements_is_named_at_every_look(
+def test_a_tensor_that_lost_its_elements_is_named_at_every_update(
     what: Literal["weight", "grad"], trouble: Callable[[torch.Tensor], None], native: NativeModule
 ) -> None:
     """Whoever reads by address would read what is not there."""
@@ -246,14 +250,14 @@ def test_a_tensor_that_lost_its_elements_is_named_at_every_look(
         parameter.grad = torch.ones(6)
     by_python, by_native = PlacesByPython(shards), PlacesByNative(shards, native)
     for places in (by_python, by_native):
-        assert places.look(what)
+        assert places.update(what)
     broken = parameters[1] if what == "weight" else parameters[1].grad
     assert broken is not None
     trouble(broken)
     for places in (by_python, by_native):
         for _ in range(2):
             with pytest.raises(ValueError, match=f"the {what} of p1"):
-                places.look(what)
+                places.update(what)
 
 
 def test_what_is_no_tensor_is_left_to_python(native: NativeModule) -> None:
@@ -261,19 +265,70 @@ def test_what_is_no_tensor_is_left_to_python(native: NativeModule) -> None:
     tensor = torch.ones(3)
     given = [tensor, "no tensor", tensor]
     sizes = np.array([3, 3, 3])
-    names = [None, None, "no_such_slot"]
-    unread = native.read_places(given, names, False, tensor, bytes(256), sizes, out)
-    assert unread == [1, 2]
+    reader = native.place_reader(given, [None, None, "no_such_slot"], CPU, sizes, out)
+    assert reader.read_weights() == [1, 2]
     assert tuple(out[0]) == (tensor.data_ptr(), 0, 1)
     assert (out[1:] == 7).all()
+    assert reader.read_grads() == [1]
+    assert [tuple(row) for row in out[::2]] == [NOTHING] * 2
+
+
+def test_arrays_that_do_not_fit_are_refused(native: NativeModule) -> None:
+    tensors, names, sizes, out = [torch.ones(3)], [None], np.array([3]), np.zeros((1, 3), np.int64)
     for wrong in (
-        ([tensor], [], False, tensor, bytes(256), sizes[:1], out[:1]),
-        ([tensor], [None], False, tensor, bytes(3), sizes[:1], out[:1]),
-        ([tensor], [None], False, tensor, bytes(256), sizes, out[:1]),
-        ([tensor], [None], False, tensor, bytes(256), sizes[:1], out),
-        ([tensor], [None], False, tensor, bytes(256), sizes[:1].astype(np.int32), out[:1]),
+        (tensors, [], CPU, sizes, out),
+        (tensors, names, CPU, np.array([3, 3]), out),
+        (tensors, names, CPU, sizes.astype(np.int32), out),
+        (tensors, names, CPU, sizes, np.zeros((3, 3), np.int64)),
+        (tensors, names, CPU, sizes, out.astype(np.float32)),
     ):
         with pytest.raises(ValueError, match="must"):
-            native.read_places(*wrong)
-    with pytest.raises(TypeError, match="must be a tensor"):
-        native.read_places([tensor], [None], False, "none", bytes(256), sizes[:1], out[:1])
+            native.place_reader(*wrong)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        native.place_reader(tensors, names, CPU, sizes, out)
+    with pytest.raises(TypeError, match=r"torch\.device"):
+        native.place_reader(tensors, names, "cpu", sizes, out)
+
+
+def test_a_reader_goes_with_the_parameter_that_holds_it(native: NativeModule) -> None:
+    """As a hook that leads to a monitor does."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.reader = native.place_reader(  # type: ignore[attr-defined]
+        [parameter], [None], CPU, np.array([3]), np.zeros((1, 3), np.int64)
+    )
+    gone = weakref.ref(parameter)
+    del parameter
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_reading_keeps_no_references(native: NativeModule) -> None:
+    parameter = _sharded(4)
+    parameter.grad = _sharded_grad(parameter, torch.zeros(4, 10))
+    held: list[Any] = [parameter, parameter._local_tensor, parameter.grad]  # type: ignore[attr-defined]
+    held += [parameter.grad._local_tensor]
+    before = [sys.getrefcount(each) for each in held]
+    out = np.zeros((2, 3), np.int64)
+    names = ["_local_tensor", None]
+    reader = native.place_reader([parameter, parameter], names, CPU, np.array([40, 40]), out)
+    for _ in range(10):
+        assert reader.read_weights() == [1]  # the wrapper itself has no memory
+        assert reader.read_grads() == [1]
+    del reader, names
+    assert [sys.getrefcount(each) for each in held] == before
+
+
+def test_a_property_is_left_to_python(native: NativeModule) -> None:
+    """It could do anything, while pointers to other tensors are held."""
+    tensor = torch.ones(3).as_subclass(_WithProperty)
+    out = np.zeros((2, 3), np.int64)
+    reader = native.place_reader([tensor, tensor], ["inner"] * 2, CPU, np.array([3, 3]), out)
+    assert reader.read_weights() == [0, 1]
+
+
+class _WithProperty(torch.Tensor):
+    @property
+    def inner(self) -> torch.Tensor:
+        raise AssertionError("Python code ran")

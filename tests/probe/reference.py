@@ -7,7 +7,7 @@ import torch
 
 from csrc_triton.row_layout import GROUPS, MAX, MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.probe.log_bins import bin_values
-from distmon.sampling import Sample
+from distmon.sampling.sample import Sample
 
 
 def pick(tensor: torch.Tensor, sample: Sample) -> np.ndarray:
@@ -17,11 +17,20 @@ def pick(tensor: torch.Tensor, sample: Sample) -> np.ndarray:
 
 
 def reference_row(
-    before: torch.Tensor, after: torch.Tensor, grad: torch.Tensor | None, sample: Sample
+    before: torch.Tensor,
+    after: torch.Tensor,
+    grad: torch.Tensor | None,
+    sample: Sample,
+    gradient: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """SUM and MAX columns of one parameter that is whole here and was stepped."""
+    """SUM and MAX columns of one parameter that is whole here and was stepped.
+
+    `gradient` is index and group of the elements that the gradient columns are over, unless they
+    are those of the sample.
+    """
     sums, maxima = np.zeros(len(SUM_COLUMNS)), np.full(len(MAX_COLUMNS), -np.inf)
-    group = np.arange(len(sample.indices)) // 8 % GROUPS
+    indices, group = sample.indices, sample.element_groups
+    gradient = gradient or (indices, group)
     w, old = pick(after, sample), pick(before, sample)
     g = np.full_like(w, np.nan) if grad is None else pick(grad, sample)
     finite = np.isfinite(w)
@@ -29,7 +38,7 @@ def reference_row(
     moved = np.where(finite & np.isfinite(old), moved, 0)
     clean = np.where(finite, w, 0)
 
-    def squares(what: str, x: np.ndarray) -> None:
+    def squares(what: str, x: np.ndarray, group: np.ndarray = group) -> None:
         first = SUM[f"{what}_sq0"]
         sums[first : first + GROUPS] = np.bincount(group, x * x, GROUPS) if len(x) else 0
 
@@ -45,13 +54,6 @@ def reference_row(
         maxima[MAX["u_absmax"]] = np.abs(moved).max()
     if grad is not None:
         good = np.isfinite(g)
-        sums[SUM["g_count"]] = len(g)
-        sums[SUM["g_sum"]] = g[good].sum()
-        sums[SUM["g_nan"]], sums[SUM["g_inf"]] = np.isnan(g).sum(), np.isinf(g).sum()
-        sums[SUM["g_zero"]] = (g == 0).sum()
-        squares("g", np.where(good, g, 0))
-        if good.any():
-            maxima[MAX["g_max"]], maxima[MAX["g_negmin"]] = g[good].max(), -g[good].min()
         lost = good & (g != 0) & (clean != 0) & (moved == 0)
         sums[SUM["u_graded"]] = (good & (g != 0)).sum()
         sums[SUM["u_lost"]] = lost.sum()
@@ -59,6 +61,15 @@ def reference_row(
         with np.errstate(divide="ignore"):
             binade = np.exp2(np.floor(np.log2(np.abs(clean[lost]))))
         sums[SUM["u_lost_bound_sq"]] = ((binade * half_ulp) ** 2).sum()
+        g = grad.detach().double().reshape(-1).numpy()[gradient[0]]
+        good = np.isfinite(g)
+        sums[SUM["g_count"]] = len(g)
+        sums[SUM["g_sum"]] = g[good].sum()
+        sums[SUM["g_nan"]], sums[SUM["g_inf"]] = np.isnan(g).sum(), np.isinf(g).sum()
+        sums[SUM["g_zero"]] = (g == 0).sum()
+        squares("g", np.where(good, g, 0), gradient[1])
+        if good.any():
+            maxima[MAX["g_max"]], maxima[MAX["g_negmin"]] = g[good].max(), -g[good].min()
     return sums, maxima
 
 

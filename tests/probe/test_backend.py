@@ -15,13 +15,14 @@ from distmon.layout.plain import plain_shard
 from distmon.layout.shard import Shard
 from distmon.probe import TorchProbe
 from distmon.probe.backend import choose_probe
-from distmon.sampling import SamplePlan, build_plan
+from distmon.sampling.plan import SamplePlan, build_plan
+from distmon.sampling.reading import Reading
 
 
 @pytest.fixture
 def planned() -> tuple[SamplePlan, list[Shard]]:
     shards = [plain_shard("w", torch.nn.Parameter(torch.randn(20)))]
-    return build_plan(shards, 8, 0, torch.device("cpu")), shards
+    return build_plan(shards, Reading(8), 0, torch.device("cpu")), shards
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def on_gpu(
     """The same plan, said to be on a GPU; the torch probe takes it as if it were on the CPU."""
     plan, shards = planned
     monkeypatch.setattr(
-        "distmon.probe.backend.TorchProbe", lambda _, shards, exact: TorchProbe(plan, shards, exact)
+        "distmon.probe.backend.TorchProbe", lambda _, shards: TorchProbe(plan, shards)
     )
     return replace(plan, device=torch.device("cuda", 0)), shards
 
@@ -44,6 +45,7 @@ def test_torch_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no native module is
+    monkeypatch.setattr("distmon.native.build.PACKAGE_FOLDER", tmp_path)
     assert isinstance(choose_probe(backend, *planned), TorchProbe)
 
 
@@ -59,7 +61,7 @@ def test_triton_on_a_cpu_when_interpreted(
     planned: tuple[SamplePlan, list[Shard]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert type(choose_probe("triton", *planned, True)).__name__ == "TritonProbe"
+    assert type(choose_probe("triton", *planned)).__name__ == "TritonProbe"
 
 
 def test_auto_falls_back_with_one_line_when_triton_is_missing(

@@ -9,16 +9,19 @@ from reference import reference_bins, reference_row
 from csrc_triton.row_layout import MAX, SUM
 from distmon.layout import capture
 from distmon.probe import TorchProbe
-from distmon.probe.exact import PIECE_ELEMENTS, nonfinite_counts, pieces
-from distmon.reduce import Buffers, Ranks
-from distmon.sampling import build_plan, choose
+from distmon.probe.exact import PART_ELEMENTS, nonfinite_counts, parts
+from distmon.reduce.buffers import Buffers
+from distmon.reduce.process_group import Ranks
+from distmon.sampling.plan import build_plan
+from distmon.sampling.reading import Reading
+from distmon.sampling.sample import choose
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_exact_columns_cover_every_element(dtype: torch.dtype) -> None:
-    sizes = (0, 5, 1024, PIECE_ELEMENTS + 3, 2 * PIECE_ELEMENTS)
+    sizes = (0, 5, 1024, PART_ELEMENTS + 3, 2 * PART_ELEMENTS)
     params = [torch.nn.Parameter(torch.randn(n).to(dtype)) for n in sizes]
     for i, parameter in enumerate(params):
         if i != 2:
@@ -27,8 +30,8 @@ def test_exact_columns_cover_every_element(dtype: torch.dtype) -> None:
         params[3].data[-1] = torch.nan
         params[3].grad[77] = torch.inf  # type: ignore[index]
     shards = capture(torch.nn.ParameterList(params))
-    plan = build_plan(shards, 1024, 0, CPU)
-    probe = TorchProbe(plan, shards, exact=True)
+    plan = build_plan(shards, Reading(whole_gradients=True, whole_weights=True), 0, CPU)
+    probe = TorchProbe(plan, shards)
     rows = Buffers(len(params), Ranks(10), True, 1, CPU).rows
     probe.snapshot()
     probe.measure(rows, torch.ones(len(params), dtype=torch.float64))
@@ -54,11 +57,11 @@ def test_exact_columns_cover_every_element(dtype: torch.dtype) -> None:
             assert rows.bins[i].tolist() == reference_bins(parameter.grad, whole).tolist()
 
 
-def test_pieces_of_any_layout_hold_every_element_once() -> None:
+def test_parts_of_any_layout_hold_every_element_once() -> None:
     x = torch.arange(60_000.0).view(3, 200, 100)
     for tensor in (x, x.transpose(0, 2), x[:, ::2], x.permute(1, 2, 0)):
-        parts = [*pieces(tensor)]
-        assert torch.equal(torch.cat(parts).sort().values, tensor.reshape(-1).sort().values)
+        found = [*parts(tensor)]
+        assert torch.equal(torch.cat(found).sort().values, tensor.reshape(-1).sort().values)
 
 
 def test_nonfinite_counts_name_weight_and_gradient() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from distmon.errors import ConfigError
 from distmon.replay import LogError, Recording, find_sources, parse_map, read_source, replay_run
-from distmon.replay.known_names import QUANTITIES, choose_columns
+from distmon.replay.column_names import QUANTITIES, choose_columns
 
 HISTORY = """\
 ,_step,_timestamp,train/loss,train/grad_norm,train/learning_rate,eval/loss,train/epoch,note
@@ -95,7 +95,7 @@ def test_json_rows(kind: str, tmp_path: Path) -> None:
     assert "train/unclipped_grad_norm" not in second.metrics
     assert second.evaluations[0].val_loss == 2.5
     assert second.evaluations[0].epoch == 1.0
-    broken = "1 of 4 lines are broken and were skipped"
+    broken = "1 of 4 lines are invalid JSON and were skipped"
     assert (broken in recording.notes) == (kind == "lines")
 
 
@@ -145,10 +145,10 @@ def test_the_map_adds_and_overrides(tmp_path: Path) -> None:
 def test_without_a_step_rows_are_counted(tmp_path: Path) -> None:
     recording = _one(tmp_path, "loss\n3\n2\n")
     assert [r.step for r in recording.records] == [1, 2]
-    assert "no column holds the step" in recording.notes[0]
+    assert "no column has the step" in recording.notes[0]
     skipped = _one(tmp_path, "step,loss\n1,3\nlast,2\n")
     assert [r.losses for r in skipped.records] == [{1: 3.0}]
-    assert skipped.notes == ("1 rows have no number for a step and were skipped",)
+    assert skipped.notes == ("1 rows have an invalid step and were skipped",)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_without_a_step_rows_are_counted(tmp_path: Path) -> None:
         ("log.csv", b"", "(columns: none)"),
         ("log.csv", b"step,loss\n\xff\xfe\n", "it is not UTF-8 text"),
         ("log.jsonl", b"loss 3\nloss 2\n", "holds no JSON"),
-        ("log.json", b"3", "must hold rows of named values, not a int"),
-        ("log.bin", b"", "is of an unknown kind: expected .csv"),
+        ("log.json", b"3", "must be a list of JSON objects, not a int"),
+        ("log.bin", b"", "has an unknown file type: expected .csv"),
     ],
 )
 def test_what_cannot_be_used_is_named(
@@ -176,7 +176,7 @@ def test_what_cannot_be_used_is_named(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("loss", 'bad map "loss": expected ours=theirs'),
+        ("loss", 'bad map "loss": expected metric=column'),
         ("los=x", 'unknown name "los" in --map los=x; did you mean "loss"?'),
         ("loss=objektive", 'there is no column "objektive"'),
     ],
@@ -188,7 +188,7 @@ def test_a_wrong_map_is_one_sentence(text: str, sentence: str, tmp_path: Path) -
 
 
 def test_known_names_belong_to_one_quantity() -> None:
-    names = [name for quantity in QUANTITIES for name in quantity.theirs]
+    names = [name for quantity in QUANTITIES for name in quantity.aliases]
     assert len(names) == len(set(names))
     assert choose_columns(["LM Loss", "grad-norm", "learning-rate"], {}) == {
         "train/step_loss": "LM Loss",
@@ -211,7 +211,7 @@ def test_no_rule_fails_where_there_are_no_parameters(tmp_path: Path) -> None:
     assert replay.records[1].evaluations[0].train_loss == 4.0
 
 
-def test_rules_judge_a_foreign_log(tmp_path: Path) -> None:
+def test_rules_evaluate_the_log_of_another_tool(tmp_path: Path) -> None:
     rows = [f"{step},{300.0 if step == 50 else 3.0}" for step in range(1, 81)]
     path = tmp_path / "log.csv"
     path.write_text("\n".join(["step,loss", *rows]))

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
+from small_runs import batch, quiet, small_model
 
 import distmon
 from distmon.cli.main import run
@@ -79,11 +81,11 @@ def test_rules_of_a_run_that_no_longer_exist(
 def test_nothing_fired(command: Command, logs: Path) -> None:
     code, output, _ = command(logs / "calm.csv", "--fail-on", "info")
     assert code == 0
-    assert "nothing would have fired" in output
-    assert "rules with nothing to judge in this recording: " in output
+    assert "no rule would have fired" in output
+    assert "rules without data in this recording: " in output
 
 
-def test_a_failing_rule_could_not_judge(monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
+def test_a_failing_rule_is_reported(monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
     from distmon.rules.engine import RuleEngine
 
     def evaluate(self: object, record: Any) -> tuple[list[Any], dict[str, Exception]]:  # noqa: ARG001
@@ -92,7 +94,7 @@ def test_a_failing_rule_could_not_judge(monkeypatch: pytest.MonkeyPatch, logs: P
     monkeypatch.setattr(RuleEngine, "evaluate", evaluate)
     console = Console(width=140, record=True, quiet=False)
     replay_runs(console, Console(stderr=True), ReplayOptions([logs / "calm.csv"]))
-    words = "rule shaky could not judge 80 of 80 observations, first at step 1: ValueError"
+    words = "rule shaky failed on 80 of 80 observations, first at step 1: ValueError"
     assert words in console.export_text()
 
 
@@ -152,7 +154,7 @@ def test_a_run_that_cannot_be_read_is_named_and_skipped(command: Command, logs: 
     [
         (["--sweep", "loss_spike.sigmas"], "expected rule.threshold=a,b,c"),
         (["--rules", "/nowhere.yaml"], "cannot read the config file /nowhere.yaml"),
-        (["--rules", "/nowhere.yaml", "--own-rules"], "exclude each other"),
+        (["--rules", "/nowhere.yaml", "--own-rules"], "cannot be combined"),
         (["--map", "los=x"], 'did you mean "loss"?'),
         (["--fail-on", "loud"], '--fail-on must be one of info, warning, critical, not "loud"'),
         (["--format", "xml"], '--format must be one of table, json, not "xml"'),
@@ -170,7 +172,7 @@ def test_mistakes_are_one_sentence(
 def test_a_map_needs_a_log_of_others(command: Command, trained_run: Path) -> None:
     code, _, errors = command(trained_run, "--map", "loss=x")
     assert code == 2
-    assert "--map is for logs of other tools" in errors
+    assert "--map applies to logs of other tools" in errors
 
 
 def test_fail_on_is_for_scripts(command: Command, logs: Path) -> None:
@@ -185,3 +187,28 @@ def test_the_bar_is_for_terminals(logs: Path) -> None:
         with errors.capture() as shown:
             replay_runs(Console(quiet=True), errors, options)
         assert ("wild.csv" in shown.get()) == terminal
+
+
+def test_the_threshold_of_frozen_can_be_swept(command: Command, tmp_path: Path) -> None:
+    """One parameter moves by a tiny part of itself, and is frozen to a coarser threshold only."""
+    model = small_model().double()
+    slow, *others = model.parameters()
+    groups = [{"params": [slow], "lr": 1e-9}, {"params": others, "lr": 1e-2}]
+    optimizer = torch.optim.SGD(groups)
+    with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
+        for step in range(1, 7):
+            optimizer.zero_grad()
+            loss = model(batch(step).double()).square().mean()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss=loss)
+    run = distmon.read_run(tmp_path / "run")
+    ratios = [row["update_ratio"] for row in run.params.to_pylist() if row["name"] == "0.weight"]
+    assert all(1e-12 < ratio < 1e-6 for ratio in ratios)
+    code, output, errors = command(
+        *(tmp_path / "run", "--format", "json", "--sweep", "frozen.ratio=1e-12,1e-6")
+    )
+    assert (code, errors) == (0, "")
+    (replayed,) = json.loads(output)["runs"]
+    points = replayed["sweeps"]["frozen.ratio"]
+    assert [point["alerts"] for point in points] == [0, 1]

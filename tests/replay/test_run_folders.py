@@ -11,23 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rules.made_up_records import make_record
+from rules.sample_records import make_record
 from small_runs import observe, small_model
 
 import distmon
-from distmon.alert import Alert
-from distmon.record import (
-    Desync,
-    Evaluation,
-    FlowTable,
-    NonFinite,
-    NonFinitePlace,
-    ParamTable,
-    Record,
-)
+from distmon.record.record import Evaluation, GainTable, ParamTable, Record
+from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
 from distmon.replay import find_sources, read_source, replay_run
 from distmon.replay.run_folders import records_of_run
-from distmon.run_folder import RunFolder
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder
 from distmon.sinks.arrow import ArrowSink
 from distmon.sinks.jsonl import JsonlSink
 
@@ -103,7 +96,7 @@ def test_frozen_and_nan_are_found_again(tmp_path: Path) -> None:
 def test_every_field_comes_back(tmp_path: Path) -> None:
     full = make_record(
         4,
-        {"a.w": {"grad_norm": np.nan}, "b.w": {"frozen": 1.0}},
+        {"a.w": {"grad_norm": np.nan}, "b.w": {"update_expected": 1.0}},
         time=1.5,
         world_size=2,
         metrics={"train/step_loss": 2.0, "monitor/grad_norm": np.nan},
@@ -112,12 +105,12 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
         losses={3: np.nan, 4: 2.0},
         loss_ema={4: 2.0},
         applied=False,
-        flow=FlowTable(("b0", "b1"), np.array([1.0, np.nan]), np.array([2.0, 3.0])),
+        gradient_gain=GainTable(("b0", "b1"), np.array([1.0, np.nan]), np.array([2.0, 3.0])),
         evaluations=(Evaluation(1, 3, None, 2.5, np.nan, None, 0.5, None, 2),),
         tasks={"main": 1.0, "aux": np.nan},
         nonfinite=NonFinite(3, "loss", (NonFinitePlace("a.w", 1, 0, 0, 7, 1),), 1),
         desync=Desync((1,), 0, ("a.w", "b.w"), True),
-        faults=("rank 1 could not observe step 4: gone",),
+        faults=("rank 1 failed to observe step 4: gone",),
     )
     late = replace(full, params=ParamTable.empty(), partial=True)
     _write(tmp_path / "run", [make_record(2), full, late])
@@ -133,16 +126,16 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     for name, column in full.params.columns.items():
         np.testing.assert_array_equal(again.params.columns[name], column, err_msg=name)
     assert (last.partial, len(last.params)) == (True, 0)
-    plain = [f.name for f in fields(Record) if f.name not in ("params", "ranks", "flow")]
+    plain = [f.name for f in fields(Record) if f.name not in ("params", "ranks", "gradient_gain")]
     assert repr([getattr(again, n) for n in plain]) == repr([getattr(full, n) for n in plain])
     np.testing.assert_array_equal(again.ranks["step_seconds"], full.ranks["step_seconds"])
-    assert again.flow is not None
-    assert full.flow is not None
-    assert again.flow.blocks == full.flow.blocks
-    np.testing.assert_array_equal(again.flow.gain, full.flow.gain)
+    assert again.gradient_gain is not None
+    assert full.gradient_gain is not None
+    assert again.gradient_gain.blocks == full.gradient_gain.blocks
+    np.testing.assert_array_equal(again.gradient_gain.gain, full.gradient_gain.gain)
 
 
-def test_later_attempts_replace_what_they_ran_again(tmp_path: Path) -> None:
+def test_later_attempts_replace_repeated_steps(tmp_path: Path) -> None:
     def at(step: int, ratio: float) -> Record:
         return make_record(step, {"w": {"update_ratio": ratio}})
 
@@ -161,12 +154,14 @@ def test_parameters_may_come_and_go(tmp_path: Path) -> None:
     assert [record.params.names for record in again] == names
 
 
-def test_without_parameter_history_the_rest_is_judged(trained_run: Path, tmp_path: Path) -> None:
+def test_without_parameter_history_other_rules_are_evaluated(
+    trained_run: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained_run, copy)
     (copy / "params.arrow").unlink()
     (recording,) = read_source(find_sources(copy)[0])
-    assert any("no statistics of parameters" in note for note in recording.notes)
+    assert any("no parameter statistics" in note for note in recording.notes)
     replay = replay_run(copy, _rules_of(copy))
     assert "loss_spike" in replay.by_rule()
     assert "update_ratio_high" not in replay.by_rule()
@@ -194,3 +189,10 @@ def test_a_folder_of_runs_is_not_one_run(tmp_path: Path) -> None:
     assert found == ["a", "b", "c"]
     with pytest.raises(distmon.DistmonError, match="holds 3 runs"):
         replay_run(tmp_path)
+
+
+def test_frozen_parameters_are_found_in_recordings_of_0_1() -> None:
+    """They lack the column `update_expected`, which is derived from the column `frozen`."""
+    recorded = Path(__file__).parents[1] / "runs" / "frozen"
+    (first, *_) = replay_run(recorded).by_rule()["frozen"]
+    assert first.params == ("blocks.1.mlp.up.weight",)

@@ -15,7 +15,7 @@ from distmon.errors import ConfigError
 from distmon.replay import LogError, find_sources, read_source, replay_run
 
 
-def test_distmons_own_tags_tell_the_same_of_the_loss(trained_run: Path) -> None:
+def test_tags_of_distmon_give_the_same_losses(trained_run: Path) -> None:
     replay = replay_run(trained_run / "tb")
     assert replay.failures == ()
     run = distmon.read_run(trained_run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from made_up_records import make_record
+from sample_records import make_record
 
 from distmon.rules.advice import lower_lr, number, raise_lr, tighten_clipping
 

@@ -1,4 +1,4 @@
-"""A loss that stands still, and the average that is judged."""
+"""A loss that stands still, and the average that is evaluated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-from distmon.losses import LossEma
+from distmon.record.loss_ema import LossEma
 
 
 def _fired(losses: dict[int, float], lr: float = 1e-3, **settings: object) -> list[tuple[str, int]]:
@@ -31,7 +31,7 @@ def test_a_loss_that_stands_still() -> None:
 
 
 @pytest.mark.parametrize("interval", [10, 100, 1000])
-def test_a_power_law_is_no_plateau_however_long(interval: int) -> None:
+def test_a_power_law_is_never_a_plateau(interval: int) -> None:
     steps = range(interval, 300_000, max(interval, 500))
     assert _fired({s: 1.7 + 12 * s**-0.2 for s in steps}) == []
 

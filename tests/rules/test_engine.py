@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_flow, make_record
+from sample_records import alerts_of, make_engine, make_gain, make_record
 
-from distmon.record import ParamTable, Record
+from distmon.record.record import ParamTable, Record
 from distmon.rules import RuleEngine, rule
 from distmon.rules.base import MARGIN, Finding, Limits, Memory
 
@@ -87,11 +87,11 @@ def test_patience_counts_findings_in_a_row_and_fading_ones_stand_still() -> None
     assert _told(_engine(too_large=patient), [9.5, 9.5, 9.5, 11, 11]) == []
 
 
-def test_without_a_cooldown_every_finding_is_told() -> None:
+def test_without_a_cooldown_every_finding_is_an_alert() -> None:
     assert _told(_engine(too_large={"cooldown": 0}), [11.0] * 4) == [0, 1, 2, 3]
 
 
-def test_what_is_new_is_told_in_spite_of_the_cooldown() -> None:
+def test_new_findings_ignore_the_cooldown() -> None:
     @rule(cooldown=100)
     def events(record: Record, _: Limits, __: Memory) -> Iterable[Finding]:
         """New at even steps."""
@@ -145,37 +145,11 @@ def test_what_is_over_is_forgotten() -> None:
     assert len(engine.state_dict()["rules"]["ever_new"]["tracks"]) <= 4
 
 
-def test_a_checkpoint_of_the_old_shape_goes_on() -> None:
-    still = {"frozen": 1.0, "update_ratio": 0.0}
-    old = {
-        "observation": 7,
-        "rules": {
-            "frozen": {"streak": {"w": 2}, "silent_until": {"v": 12, "gone": 3}, "memory": {}},
-            "loss_spike": {"streak": {}, "silent_until": {}, "memory": {"ema": 2.0, "window": []}},
-            "not_there_any_more": {"streak": {}, "silent_until": {}, "memory": {}},
-        },
-    }
-    engine = make_engine()
-    engine.load_state_dict(old)
-    assert "gone" not in engine.state_dict()["rules"]["frozen"]["tracks"]
-    spike = make_record(80, {"w": still, "v": still}, losses={80: 30.0})
-    assert [(a.rule, a.params) for a in alerts_of(engine, spike)] == [
-        ("loss_spike", ()),
-        ("frozen", ("w",)),
-    ]
-    fired = [
-        step
-        for step in range(9, 14)
-        if any(a.params == ("v",) for a in alerts_of(engine, make_record(step, {"v": still})))
-    ]
-    assert fired == [12]
-
-
 def test_layers_of_a_finding_and_of_its_parameters() -> None:
     @rule()
     def both(_: Record, __: Limits, ___: Memory) -> Iterable[Finding]:
         """Names a layer and a parameter."""
         yield Finding(key="", message="", layers=("blocks.1",), params=("blocks.0.w", "blocks.1.w"))
 
-    (alert,) = alerts_of(make_engine(own=[both]), make_record(1, flow=make_flow([1.0])))
+    (alert,) = alerts_of(make_engine(own=[both]), make_record(1, gradient_gain=make_gain([1.0])))
     assert alert.layers == ("blocks.1", "blocks.0")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_evaluations
+from sample_records import alerts_of, make_engine, make_evaluations
 
-from distmon.alert import Alert
-from distmon.record import Record
+from distmon.record.record import Record
+from distmon.rules.alert import Alert
 
 
 def _alerts(records: Sequence[Record]) -> list[Alert]:
@@ -90,7 +90,7 @@ def test_findings(
     assert sorted(_told(train, val)) == sorted(expected)
 
 
-def test_a_plateau_is_not_told_as_slow_too() -> None:
+def test_a_plateau_is_not_reported_as_slow_too() -> None:
     engine = make_engine(slow_improvement={"cooldown": 0})
     records = make_evaluations([None] * 6, [5.0, 4.0, 3.99, 3.98, 3.97, 3.96])
     found = [(a.rule, a.step) for record in records for a in alerts_of(engine, record)]

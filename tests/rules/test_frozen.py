@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-STILL = {"frozen": 1.0, "update_ratio": 0.0, "update_norm": 0.0}
+STILL = {"update_expected": 1.0, "update_ratio": 0.0, "update_norm": 0.0}
 
 
 def test_fires_at_the_third_observation_and_then_rests() -> None:
@@ -41,7 +41,7 @@ def test_a_skipped_step_neither_confirms_nor_ends_a_streak() -> None:
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ({"requires_grad": 0.0, "has_grad": 0.0}, "requires_grad was switched off"),
+        ({"requires_grad": 0.0, "has_grad": 0.0}, "requires_grad was set to False"),
         ({"in_optimizer": 0.0}, "no optimizer owns it"),
         ({"has_grad": 0.0}, "it gets no gradient"),
         ({"grad_zero_fraction": 1.0}, "its gradient is exactly zero"),
@@ -52,7 +52,7 @@ def test_a_skipped_step_neither_confirms_nor_ends_a_streak() -> None:
         ({}, "the optimizer does not change it"),
     ],
 )
-def test_reasons_are_told_apart(numbers: dict[str, float], words: str) -> None:
+def test_reasons_of_frozen_parameters(numbers: dict[str, float], words: str) -> None:
     engine = make_engine(frozen={"patience": 1})
     (alert,) = alerts_of(engine, make_record(5, {"blocks.3.mlp.w": {**STILL, **numbers}}))
     assert alert.rule == "frozen"

@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_flow, make_record
+from sample_records import alerts_of, make_engine, make_gain, make_record
 
-from distmon.alert import Alert
 from distmon.rules import RuleEngine
+from distmon.rules.alert import Alert
 from distmon.rules.base import Memory
 from distmon.rules.gain import RULES
 
@@ -37,13 +37,13 @@ def _between(points: Sequence[float], parts: int) -> list[float]:
     return [*steps, points[-1]]
 
 
-def test_the_drift_is_told_before_the_limit_is_passed() -> None:
+def test_drift_is_reported_before_the_limit_is_passed() -> None:
     assert _first(WARMUP) == 3  # 1.25 * sqrt(1.25 / 1.15) = 1.3032
     assert _first(WARMUP[:2]) is None
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4, 5, 6, 8, 10, 15])
-def test_a_finer_look_at_the_same_warmup_tells_it_in_time(parts: int) -> None:
+def test_shorter_intervals_report_the_warmup_in_time(parts: int) -> None:
     means = _between(WARMUP, parts)
     told = _first(means)
     assert told is not None
@@ -82,7 +82,7 @@ def test_above_the_limit() -> None:
     assert [(a.step, a.measured, a.threshold) for a in absolute] == [(5, 1.4, 1.3)]
 
 
-def test_blocks_are_named_and_the_first_is_left_out() -> None:
+def test_blocks_are_named_without_the_first() -> None:
     def alert_of(gains: list[float], **limits: Any) -> Alert | None:
         engine = make_engine(gain_absolute={"patience": 1, **limits})
         metrics = {
@@ -91,12 +91,12 @@ def test_blocks_are_named_and_the_first_is_left_out() -> None:
             "train/unclipped_grad_norm": 4.0,
             "monitor/grad_norm": 1.0,
         }
-        found = alerts_of(engine, make_record(9, flow=make_flow(gains), metrics=metrics))
+        found = alerts_of(engine, make_record(9, gradient_gain=make_gain(gains), metrics=metrics))
         return next((a for a in found if a.rule == "gain_absolute"), None)
 
     alert = alert_of([1.0, 1.5, 2.6, 0.4])
     assert alert is not None
-    assert "by 1.500 from block to block" in alert.message
+    assert "gradient gain is 1.500 per block" in alert.message
     assert "largest in blocks.2 (2.60), blocks.1 (1.50)" in alert.message
     assert "amplifying (> 2.0): blocks.2; damping (< 0.5): blocks.3" in alert.message
     assert alert.layers == ("blocks.2", "blocks.1")

@@ -6,9 +6,9 @@ import math
 import random
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-from distmon.alert import Alert
+from distmon.rules.alert import Alert
 
 SHOWN, APPLIED = "train/unclipped_grad_norm", "monitor/grad_norm"
 
@@ -61,7 +61,7 @@ def test_the_norm_before_clipping_counts() -> None:
 def test_a_norm_far_below_its_start() -> None:
     (alert,) = _alerts([2.0] * 10 + [0.1] * 8)
     assert (alert.rule, alert.severity, alert.step) == ("grad_norm_decay", "info", 240)
-    assert "0.05 of the 2.00e+00" in alert.message
+    assert "0.05 of its 2.00e+00" in alert.message
 
 
 def test_the_start_is_taken_after_the_warmup() -> None:
@@ -121,7 +121,7 @@ def test_layers_against_each_other(
         assert alert.layers == layers
 
 
-def test_layers_are_in_order_of_depth_and_stacks_apart() -> None:
+def test_stacks_are_separate_and_in_order_of_depth() -> None:
     table = {f"h.{i}.w": {"grad_norm": 0.001 if i == 2 else 1.0} for i in (10, 9, 2)}
     table |= {"0.w": {"grad_norm": 1e-5}, "head.w": {"grad_norm": 1e-5}}
     engine = make_engine(grad_imbalance={"patience": 1})
@@ -129,7 +129,7 @@ def test_layers_are_in_order_of_depth_and_stacks_apart() -> None:
     assert alert.layers == ("h.2", "h.10")
 
 
-def test_clipping_is_undone_before_layers_are_judged() -> None:
+def test_clipping_is_undone_before_layers_are_compared() -> None:
     engine = make_engine(grad_imbalance={"patience": 1}, grad_norm_high={"enabled": False})
     metrics = {SHOWN: 250.0, APPLIED: 1.0}
     (alert,) = alerts_of(engine, make_record(500, _layers([0.1, 0.5, 0.8]), metrics=metrics))
@@ -163,4 +163,4 @@ def test_a_part_of_a_layer_without_gradient_is_named() -> None:
     ]
     (alert,) = alerts
     assert alert.params == ("blocks.1.mlp.up.weight", "blocks.1.mlp.down.weight")
-    assert alert.message.startswith("blocks.1.mlp.up.weight gets a gradient of exact zeros")
+    assert alert.message.startswith("the gradient of blocks.1.mlp.up.weight is exactly zero")

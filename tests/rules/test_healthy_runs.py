@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from made_up_records import alerts_of, healthy_run, make_engine, make_record
+from sample_records import alerts_of, healthy_run, make_engine, make_record
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -28,7 +28,7 @@ def test_a_run_that_goes_on_without_its_state(cut: int) -> None:
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_no_number_makes_a_rule_fail(spoilt: float) -> None:
-    """Whatever is in the metrics, columns, losses, flow, tasks and evaluations."""
+    """Whatever is in the metrics, columns, losses, gains, tasks and evaluations."""
     for record in (healthy_run(200)[i] for i in (0, 9, 19)):
         broken = replace(
             record,
@@ -43,7 +43,7 @@ def test_no_number_makes_a_rule_fail(spoilt: float) -> None:
         )
         for each in [
             broken,
-            replace(broken, flow=None),
+            replace(broken, gradient_gain=None),
             replace(broken, params=type(record.params).empty()),
         ]:
             engine = make_engine()

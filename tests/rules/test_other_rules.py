@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-from distmon.losses import LossEma
-from distmon.record import Desync, NonFinite, NonFinitePlace, Record
+from distmon.record.loss_ema import LossEma
+from distmon.record.record import Record
+from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
 
 
 def _losses(values: list[float], start: int = 1) -> Record:
@@ -46,14 +47,14 @@ def test_update_ratios_outside_their_range() -> None:
         "bigger": {"update_ratio": 0.9},
         "tiny": {"update_ratio": 1e-9},
         "tiny_lr": {"update_ratio": 1e-9, "lr": 1e-9},
-        "still": {"update_ratio": 0.0, "frozen": 1.0},
+        "still": {"update_ratio": 0.0, "update_expected": 1.0},
         "fine": {},
     }
     high, low = alerts_of(engine, make_record(150, table))
     assert high.params == ("bigger", "big")
     assert "bigger by 9.0e-01" in high.message
     assert low.params == ("tiny",)
-    # Zero-initialised weights double at first: the first steps are not judged.
+    # Zero-initialized weights double at first: the first steps are not evaluated.
     assert alerts_of(engine, make_record(5, {"big": {"update_ratio": 0.5}})) == []
 
 

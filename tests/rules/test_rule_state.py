@@ -9,12 +9,12 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_records import alerts_of, make_flow, make_record
+from sample_records import alerts_of, make_gain, make_record
 
-from distmon.alert import Alert
 from distmon.config import load_config
-from distmon.evaluations import EvaluationHistory
-from distmon.record import Desync, NonFinite, Record
+from distmon.record.evaluations import EvaluationHistory
+from distmon.record.record import Record
+from distmon.reduce.findings import Desync, NonFinite
 from distmon.rules import (
     BUILTIN,
     RuleEngine,
@@ -27,14 +27,15 @@ from distmon.rules import (
     loss,
     nonfinite,
     replicas,
-    skipped,
+    skipped_steps,
     tasks,
     updates,
     weights,
 )
+from distmon.rules.alert import Alert
 
 FAMILIES = (
-    *(convergence, evaluations, frozen, gain, gradients, loss, nonfinite, replicas, skipped),
+    *(convergence, evaluations, frozen, gain, gradients, loss, nonfinite, replicas, skipped_steps),
     *(tasks, updates, weights),
 )
 
@@ -68,7 +69,7 @@ _PARAM = st.fixed_dictionaries(
         "weight_std": _VALUES,
         "grad_norm": _VALUES,
         "update_ratio": _VALUES,
-        "frozen": st.sampled_from([0.0, 0.0, 1.0]),
+        "update_expected": st.sampled_from([0.0, 1.0]),
     }
 )
 _METRICS = st.dictionaries(
@@ -111,7 +112,7 @@ def _records(moments: Sequence[dict[str, Any]]) -> list[Record]:
                 metrics=moment["metrics"],
                 losses=losses,
                 loss_ema=losses,
-                flow=None if moment["gains"] is None else make_flow(moment["gains"]),
+                gradient_gain=None if moment["gains"] is None else make_gain(moment["gains"]),
                 evaluations=tuple(
                     history.take(step + k, None, train, val)
                     for k, (train, val) in enumerate(moment["evaluations"])
@@ -164,7 +165,7 @@ def test_every_rule_fires_and_goes_on_from_its_state() -> None:
                 "params": [
                     {"update_ratio": 0.5, "weight_std": 0.1 if i % 12 < 6 else 2e4},
                     {"update_ratio": 1e-9, "weight_std": 1e-4, "weight_norm": 1e-4},
-                    {"update_ratio": 0.0, "frozen": 1.0, "grad_norm": 1e-9},
+                    {"update_ratio": 0.0, "update_expected": 1.0, "grad_norm": 1e-9},
                 ],
                 "metrics": {
                     "train/lr": 1e-3,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-from distmon.alert import Alert
-from distmon.telemetry.hardware.throttle import HARDWARE_THERMAL, IDLE, POWER_CAP
+from distmon.collect.telemetry.hardware.throttle import HARDWARE_THERMAL, IDLE, POWER_CAP
+from distmon.rules.alert import Alert
 
 WORLD = 4
 PHASES = {"data": 0.01, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "other": 0.0}
@@ -83,7 +83,7 @@ def test_waiting_for_data(share: float, severity: str | None) -> None:
 
 def test_an_impossible_mfu() -> None:
     (alert,) = _follow("mfu_invalid", [{"metrics": {"performance/mfu_over_limit": 1.52}}] * 3)
-    assert "MFU comes out as 152%, which is impossible" in alert.message
+    assert "MFU is 152%, which is impossible" in alert.message
     assert _follow("mfu_invalid", [{"metrics": {"performance/mfu": 0.5}}] * 3) == []
 
 
@@ -105,19 +105,19 @@ def test_devices() -> None:
     records = [{"metrics": metrics, "ranks": bad}, {"metrics": metrics, "ranks": worse}]
     for rule, rank, words in (
         ("gpu_hot", 1, "is at 90 C (limit 85)"),
-        ("gpu_throttled", 1, "too hot, slowed down by the hardware"),
+        ("gpu_throttled", 1, "too hot, throttled by the hardware"),
         ("memory_high", 1, "97.0% of the device memory of rank 1"),
         ("gpu_ecc", 2, "2 uncorrected memory errors"),
-        ("memory_retries", 1, "empty its cache 3 times"),
+        ("memory_retries", 1, "freed its cache to find memory 3 times"),
     ):
         (alert,) = _follow(rule, records)
         assert alert.ranks == (rank,), rule
         assert words in alert.message
-    idle = [{"metrics": {"hardware/utilisation": 0.2}}] * 5
+    idle = [{"metrics": {"hardware/utilization": 0.2}}] * 5
     assert [a.rule for a in _follow("gpu_underused", idle)] == ["gpu_underused"]
 
 
-def test_a_leak_is_told_from_warming_up() -> None:
+def test_a_leak_is_distinguished_from_warmup() -> None:
     rng = np.random.default_rng(0)
     teeth = rng.random(300) * 60e6
 
@@ -127,7 +127,7 @@ def test_a_leak_is_told_from_warming_up() -> None:
     steps = np.arange(300.0)
     found = _follow("memory_creep", records(1e9 + 1e6 * steps))
     assert found[0].rule == "memory_creep"
-    assert "memory of the host keeps growing, most on the fullest rank" in found[0].message
+    assert "host memory keeps growing, most on the rank that uses most" in found[0].message
     assert found[0].ranks == ()
     assert _follow("memory_creep", records(1e9 + 3e8 * (1 - np.exp(-steps / 20)))) == []
     assert _follow("memory_creep", records(np.full(300, 1e9))) == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-from distmon.alert import Alert
+from distmon.rules.alert import Alert
 
 
 def _alerts(tasks: dict[str, float], times: int, name: str) -> list[Alert]:
@@ -73,4 +73,4 @@ def test_collapse_is_a_mean_and_names_the_weight_to_set() -> None:
         found += alerts_of(engine, make_record(i, tasks=tasks))
     (alert,) = [a for a in found if a.rule == "task_collapse"]
     assert alert.measured == 6.0
-    assert alert.advice[0] == "multiply the loss of task words with 0.17"
+    assert alert.advice[0] == "multiply the loss of task words by 0.17"

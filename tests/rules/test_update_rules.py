@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-from distmon.alert import Alert
+from distmon.rules.alert import Alert
 
 
 def _median(ratios: Sequence[float], first: int, lrs: Sequence[float] = (1e-3,)) -> list[Alert]:
@@ -24,13 +24,13 @@ def _median(ratios: Sequence[float], first: int, lrs: Sequence[float] = (1e-3,))
     ("first", "ratio", "words"),
     [
         (300, 5e-3, None),
-        (300, 2e-2, "above the 1e-03 to 1e-02 that are usual before step 1000"),
-        (300, 5e-4, "below the 1e-03 to 1e-02"),
+        (300, 2e-2, "above the usual range of 1e-03 to 1e-02 before step 1000"),
+        (300, 5e-4, "below the usual range of 1e-03 to 1e-02"),
         (10, 2e-2, None),
         (2000, 5e-4, None),
-        (2000, 2e-3, "above the 1e-04 to 1e-03 that are usual before step 10000"),
+        (2000, 2e-3, "above the usual range of 1e-04 to 1e-03 before step 10000"),
         (20_000, 5e-5, None),
-        (20_000, 5e-6, "below the 1e-05 to 1e-04 that are usual after step 10000"),
+        (20_000, 5e-6, "below the usual range of 1e-05 to 1e-04 after step 10000"),
         (300, float("nan"), None),
     ],
 )
@@ -56,7 +56,7 @@ def test_a_learning_rate_that_explains_the_ratio(lrs: list[float]) -> None:
     assert len(_median([1e-5] * 40, 300)) == 1
 
 
-def test_the_first_steps_are_judged_by_the_median() -> None:
+def test_the_first_steps_use_the_median() -> None:
     engine = make_engine()
     table = {"zero.w": {"update_ratio": 0.9}}
     alerts = [

@@ -6,9 +6,9 @@ import math
 import random
 
 import pytest
-from made_up_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of, make_engine, make_record
 
-from distmon.alert import Alert
+from distmon.rules.alert import Alert
 
 UP = "blocks.{}.mlp.up.weight"
 
@@ -41,7 +41,7 @@ def test_a_sudden_growth(before: dict[str, float], after: dict[str, float], jump
     assert [(a.rule, a.params) for a in found] == [("weight_norm_spike", ("a.w",))] * jumps
 
 
-def test_a_jump_is_told_once_and_also_over_a_skipped_step() -> None:
+def test_a_jump_is_reported_once_and_also_across_a_skipped_step() -> None:
     small, large = {"w": {"weight_std": 0.02}}, {"w": {"weight_std": 0.4}}
     skipped = {"w": {"weight_std": 0.02, "update_ratio": math.nan}}
     (alert,) = _run([small, skipped, large, large, large])
@@ -64,13 +64,13 @@ def test_a_jump_is_told_once_and_also_over_a_skipped_step() -> None:
         ({"embed.weight": {"weight_std": 1e-6}, **_stds([0.1, 0.1])}, False),
     ],
 )
-def test_layers_far_apart(table: dict[str, dict[str, float]], apart: bool) -> None:
+def test_layers_with_very_different_norms(table: dict[str, dict[str, float]], apart: bool) -> None:
     found = _run([table] * 3)
     assert [a.rule for a in found] == ["weight_divergence"] * apart
     for alert in found:
         assert alert.params[1] == UP.format(2)
         assert alert.layers == ("blocks.0", "blocks.2")
-        assert "10000x apart (limit 1000x)" in alert.message
+        assert "ratio 10000 (limit 1000)" in alert.message
 
 
 _NOISE = random.Random(0)
@@ -94,13 +94,13 @@ def test_a_bad_start(stds: list[float], bad: bool) -> None:
     assert [a.rule for a in found] == ["bad_init"] * bad
 
 
-def test_which_start_is_judged() -> None:
+def test_which_first_steps_are_evaluated() -> None:
     table = _stds([0.02, 0.5, 0.02])
     (alert,) = _run([table], first=1)
     assert alert.params == (UP.format(1), UP.format(0))
     assert "std 5.00e-01 and those of blocks.0.mlp.up.weight with 2.00e-02" in alert.message
     assert len(_run([table], first=100)) == 1  # the first look counts for a while
-    assert _run([_stds([0.02, 0.03, 0.02]), _stds([0.02, 0.19, 0.02])], first=11) == []  # learnt
+    assert _run([_stds([0.02, 0.03, 0.02]), _stds([0.02, 0.19, 0.02])], first=11) == []  # learned
     assert _run([table], first=5000) == []  # a run that goes on
     assert _run([_stds([0.02, 0.5], ndim=1.0)], first=1) == []
     # Convolutions in a sequence: 27 inputs each, then 576, and so other scales.

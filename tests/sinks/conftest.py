@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_up_run import MakeRecord, OpenFolder, build_record, param_names
+from sample_run import MakeRecord, OpenFolder, build_record, param_names
 
-from distmon.run_folder import RunFolder
+from distmon.runs.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from local_services import http_service, smtp_service
-from made_up_alerts import FROZEN, NAN
-from made_up_run import MakeRecord, OpenFolder
 from pydantic import SecretStr
+from sample_alerts import FROZEN, NAN
+from sample_run import MakeRecord, OpenFolder
 
-from distmon.alert import Alert
 from distmon.config import MonitorConfig, NotifyConfig, load_config
 from distmon.errors import ConfigError
-from distmon.run_folder import RunFolder
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder
 from distmon.sinks import Delivery, build_factories
 from distmon.sinks.apprise_service import AppriseService, DeliveryError, resolve_urls
 from distmon.sinks.notify import body, title
@@ -201,7 +201,7 @@ def test_a_bad_url_is_one_sentence_without_it(
     config = MonitorConfig(sinks=(), notify={"urls": ["json://127.0.0.1/x", url]})
     with caplog.at_level(1), pytest.raises(ConfigError) as caught:
         build_factories(config, open_folder())
-    assert str(caught.value).startswith("apprise does not take URL 2 of notify.urls: expected")
+    assert str(caught.value).startswith("apprise rejects URL 2 of notify.urls: use the form")
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in caplog.text
 

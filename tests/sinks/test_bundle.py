@@ -12,22 +12,22 @@ import pandas as pd
 import pytest
 import torch
 from local_services import http_service
-from made_up_run import MakeRecord, OpenFolder
+from sample_run import MakeRecord, OpenFolder
 from small_runs import quiet, small_model, train
 
 import distmon
-from distmon.alert import Alert
 from distmon.config import MonitorConfig
 from distmon.metrics import PARAM_METRICS, PERCENTILE_METRICS
-from distmon.record import FlowTable, ParamTable
+from distmon.record.record import GainTable, ParamTable
 from distmon.redaction import Redactor
-from distmon.run_folder import RunFolder, strict_json
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder, strict_json
 from distmon.sinks import Delivery, build_factories
 from distmon.sinks.bundle import BundleSink
 from distmon.sinks.jsonl import record_entry
 
 NAN = Alert("nonfinite", "critical", 120, "NaN", ("a.weight",), ranks=(1,), advice=("stop",))
-FLOW = FlowTable(("blocks.0", "blocks.1"), np.array([3.0, 1.0]), np.array([2.0, 4.0]))
+FLOW = GainTable(("blocks.0", "blocks.1"), np.array([3.0, 1.0]), np.array([2.0, 4.0]))
 ENVIRON = {
     "NCCL_DEBUG": "INFO",
     "SLURM_JOB_ID": "7",
@@ -52,12 +52,14 @@ def made(folder: RunFolder, wanted: Sequence[str] = ("nonfinite",), **changes: A
     return BundleSink(folder, wanted, **{**given, **changes})
 
 
-def test_a_bundle_holds_what_led_to_the_alert(
+def test_a_bundle_has_the_records_before_the_alert(
     make_record: MakeRecord, open_folder: OpenFolder
 ) -> None:
     folder = open_folder()
     sink = made(folder)
-    records = [make_record(step, flow=FLOW if step == 110 else None) for step in range(95, 120)]
+    records = [
+        make_record(step, gradient_gain=FLOW if step == 110 else None) for step in range(95, 120)
+    ]
     for record in records:
         sink.record(record)
     # What is told at the end of a run has no tables; the newest of before are written.
@@ -142,7 +144,7 @@ def test_one_bundle_for_a_rule_and_step_and_ten_altogether(
             sink.alert(replace(NAN, step=step))
     assert len(bundles(folder)) == 10 + 1
     assert caplog.messages == [
-        f"{folder.path / 'bundles'} holds 10 debug bundles; no more are written"
+        f"distmon: {folder.path / 'bundles'} holds 10 debug bundles; no more are written"
     ]
 
 
@@ -174,7 +176,7 @@ def test_a_bundle_is_whole_or_absent(open_folder: OpenFolder, make_record: MakeR
     assert not (folder.path / "bundles/step-000120-nonfinite/flow.csv").exists()
 
 
-def test_a_folder_that_cannot_be_written_harms_nobody_else(
+def test_an_unwritable_folder_does_not_affect_other_sinks(
     open_folder: OpenFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = open_folder()
@@ -185,7 +187,9 @@ def test_a_folder_that_cannot_be_written_harms_nobody_else(
         delivery.post_alert(NAN)
         stats = delivery.close()
     assert stats["jsonl"]["written"] == stats["bundle"]["failed"] == 1
-    assert caplog.messages[0].startswith('the distmon sink "bundle" failed; it stays in use: ')
+    assert caplog.messages[0].startswith(
+        'distmon: the sink "bundle" failed on one item and stays in use: '
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_there_are_bundles_when_an_action_asks_for_them(
     assert [name for name, _ in factories] == (["bundle"] if there else [])
 
 
-def test_a_run_that_is_stopped_tells_people_and_leaves_a_bundle(tmp_path: Path) -> None:
+def test_a_stopped_run_sends_notifications_and_writes_a_bundle(tmp_path: Path) -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with http_service() as service:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up_run import MakeRecord
 from rich.console import Console
+from sample_run import MakeRecord
 
-from distmon.alert import Alert
-from distmon.record import ParamTable, Record
+from distmon.record.record import ParamTable, Record
+from distmon.rules.alert import Alert
 from distmon.sinks.console import ConsoleSink, record_line
 
 ALERT = Alert(
@@ -68,7 +68,7 @@ def test_a_terminal_gets_one_line_of_whole_fields(record: Record, width: int) ->
     assert ("grad_norm:0.81" in line) == (width >= 80)
 
 
-def test_what_was_not_measured_is_left_out(record: Record) -> None:
+def test_unmeasured_metrics_are_omitted(record: Record) -> None:
     bare = replace(record, metrics={"train/step_loss": 1.0}, params=ParamTable((), {}))
     assert record_line(bare).plain == "step:200 loss:1.0000"
     assert record_line(replace(bare, metrics={}, applied=False)).plain == "step:200 skipped"
@@ -133,3 +133,25 @@ def test_an_alert_is_a_panel_with_numbered_advice() -> None:
     console, out = terminal(200)
     ConsoleSink(console).alert(ALERT)
     assert {len(line) for line in out.getvalue().splitlines()} == {100}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"monitor/grad_norm": 2.0, "monitor/grad_norm_stderr": 0.02}, "grad_norm:2.00"),
+        ({"monitor/grad_norm": 2.0, "monitor/grad_norm_stderr": 0.1}, "grad_norm:2.00±5%"),
+        (
+            {
+                "monitor/grad_norm": 3.0,
+                "train/unclipped_grad_norm": 3.0,
+                "monitor/applied_grad_norm": 1.0,
+            },
+            "grad_norm:3.00(clipped 1.00)",
+        ),
+    ],
+)
+def test_the_gradient_norm_shows_its_error_and_the_clipped_norm(
+    record: Record, metrics: dict[str, float], shown: str
+) -> None:
+    line = record_line(replace(record, metrics=metrics, params=ParamTable((), {})))
+    assert line.plain == f"step:200 {shown}"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from made_up_run import MakeRecord
+from sample_run import MakeRecord
 
-from distmon.alert import Alert
-from distmon.record import Record
+from distmon.record.record import Record
+from distmon.rules.alert import Alert
 from distmon.sinks.base import Sink
 from distmon.sinks.delivery import Delivery
 
@@ -59,7 +59,7 @@ def test_everything_arrives_in_order_and_sinks_are_closed(make_record: MakeRecor
     assert sink.closed == 1
 
 
-def test_a_hanging_sink_holds_up_neither_the_others_nor_close(
+def test_a_hanging_sink_blocks_neither_the_others_nor_close(
     make_record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
@@ -80,7 +80,7 @@ def test_a_hanging_sink_holds_up_neither_the_others_nor_close(
     assert stats["stuck"] == {"written": 0, "failed": 1, "dropped": 7}
     assert fine.closed == 1
     assert [message for message in caplog.messages if '"stuck"' in message] == [
-        'the distmon sink "stuck" did not finish within 0.3 s and was left behind: '
+        'distmon: the sink "stuck" did not finish within 0.3 s and was abandoned: '
         "0 written, 1 failed, 7 dropped"
     ]
     release.set()
@@ -104,8 +104,8 @@ def test_a_failing_sink_is_counted_named_once_and_stays_in_use(
     assert stats["bad"] == {"written": 5, "failed": 5, "dropped": 0}
     assert [step for _, step in sink.got] == [0, 2, 4, 6, 8]
     assert caplog.messages == [
-        'the distmon sink "bad" failed; it stays in use: OSError: disk full',
-        'the distmon sink "bad" is incomplete: 5 written, 5 failed, 0 dropped',
+        'distmon: the sink "bad" failed on one item and stays in use: OSError: disk full',
+        'distmon: the sink "bad" is incomplete: 5 written, 5 failed, 0 dropped',
     ]
 
 
@@ -147,11 +147,11 @@ def test_a_sink_that_cannot_be_made_is_named_once_and_not_tried_again(
     assert len(tries) == 1
     named = [message for message in caplog.messages if "no login" in message]
     assert named == [
-        'the distmon sink "web" could not be opened and gets nothing: RuntimeError: no login'
+        'distmon: the sink "web" could not be opened and is disabled: RuntimeError: no login'
     ]
 
 
-def test_a_slow_start_delays_nobody_and_loses_nothing(make_record: MakeRecord) -> None:
+def test_a_slow_factory_delays_no_other_sink_and_loses_nothing(make_record: MakeRecord) -> None:
     sink = Listing()
 
     def factory() -> Sink:
@@ -187,4 +187,4 @@ def test_an_error_while_closing_is_counted(
     with caplog.at_level(logging.WARNING, "distmon"):
         delivery.post_record(make_record(1, params=1))
         assert delivery.close(5)["end"] == {"written": 1, "failed": 1, "dropped": 0}
-    assert caplog.messages[0] == 'the distmon sink "end" failed to close: OSError: gone'
+    assert caplog.messages[0] == 'distmon: the sink "end" failed to close: OSError: gone'

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_run import MakeRecord, OpenFolder
+from sample_run import MakeRecord, OpenFolder
 
-from distmon.alert import Alert
-from distmon.record import Desync, Evaluation, FlowTable, NonFinite, NonFinitePlace
-from distmon.sinks.appending import append_whole, open_for_append
+from distmon.record.record import Evaluation, GainTable
+from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
+from distmon.rules.alert import Alert
+from distmon.sinks.atomic_append import append_atomically, open_for_append
 from distmon.sinks.jsonl import JsonlSink
 
 
@@ -35,7 +36,7 @@ def test_a_record_is_one_strict_line(make_record: MakeRecord, open_folder: OpenF
         desync=Desync((1,), 0, ("w",), tie=False),
         faults=("rank 1 failed",),
         applied=False,
-        flow=FlowTable(("blocks.0",), np.array([2.0]), np.array([np.nan])),
+        gradient_gain=GainTable(("blocks.0",), np.array([2.0]), np.array([np.nan])),
         evaluations=(Evaluation(1, 20, None, 2.0, 3.0, None, None, 0.5, 0),),
         tasks={"pointer": 1.5},
     )
@@ -137,7 +138,7 @@ def test_a_full_disk_leaves_no_half_entry(
 ) -> None:
     path = open_folder().path / "f"
     descriptor = open_for_append(path)
-    append_whole(descriptor, b"one\n")
+    append_atomically(descriptor, b"one\n")
     real, calls = os.write, []
 
     def full(fd: int, data: bytes) -> int:
@@ -148,7 +149,7 @@ def test_a_full_disk_leaves_no_half_entry(
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        append_whole(descriptor, b"two\n")
+        append_atomically(descriptor, b"two\n")
     monkeypatch.undo()
-    append_whole(descriptor, b"three\n")
+    append_atomically(descriptor, b"three\n")
     assert path.read_bytes() == b"one\nthree\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made_up_alerts import FROZEN, NAN
-from made_up_run import MakeRecord
+from sample_alerts import FROZEN, NAN
+from sample_run import MakeRecord
 
-from distmon.alert import Severity
 from distmon.config import NotifyConfig
+from distmon.rules.alert import Severity
 from distmon.sinks.apprise_service import DeliveryError
 from distmon.sinks.notify import HourlyLimit, NotifySink, body, title
 
@@ -34,7 +34,7 @@ class Clock:
         return self.now
 
 
-def test_a_message_says_what_where_and_what_to_try() -> None:
+def test_a_message_has_location_and_advice() -> None:
     assert title(NAN, "demo") == "CRITICAL nonfinite at step 120: run demo"
     assert body(NAN) == (
         "NaN in the gradient.\n\n"
@@ -58,7 +58,7 @@ def test_only_what_is_severe_enough_goes_out(make_record: MakeRecord) -> None:
         assert len(told.messages) == expected
 
 
-def test_the_rest_of_an_hour_is_held_back_and_told_later() -> None:
+def test_alerts_over_the_hourly_limit_are_summarized_later() -> None:
     told, clock = Told(), Clock()
     sink = NotifySink(told, NotifyConfig(per_hour=4), "demo", clock)
     for minute in range(7):
@@ -70,19 +70,21 @@ def test_the_rest_of_an_hour_is_held_back_and_told_later() -> None:
     assert len(told.messages) == 3
     sink.alert(NAN)  # one message of four is kept for it
     assert told.messages[-1][1].endswith(
-        "\n\n5 more alerts were held back: 4 frozen, 1 loss_spike."
+        "\n\n5 more alerts were not sent because of the hourly limit: 4 frozen, 1 loss_spike."
     )
     clock.now = 3600 + 59  # the first message is more than an hour old, the critical one counts
     sink.alert(FROZEN)
     assert len(told.messages) == 4
     clock.now = 3600 + 60
     sink.alert(FROZEN)
-    assert told.messages[-1][1] == ("It does not move.\n\n1 more alert was held back: 1 frozen.")
+    assert told.messages[-1][1] == (
+        "It does not move.\n\n1 more alert was not sent because of the hourly limit: 1 frozen."
+    )
     sink.close()
     assert len(told.messages) == 5
 
 
-def test_what_was_never_told_is_told_at_the_end() -> None:
+def test_unsent_alerts_are_summarized_at_close() -> None:
     told = Told()
     sink = NotifySink(told, NotifyConfig(per_hour=1), "demo", Clock())
     sink.alert(FROZEN)
@@ -91,13 +93,13 @@ def test_what_was_never_told_is_told_at_the_end() -> None:
     assert told.messages[1:] == [
         (
             "Alerts that were not sent: run demo",
-            "1 more alert was held back: 1 nonfinite.",
+            "1 more alert was not sent because of the hourly limit: 1 nonfinite.",
             "warning",
         )
     ]
 
 
-def test_what_could_not_be_delivered_is_told_by_the_next_message() -> None:
+def test_undelivered_alerts_are_summarized_in_the_next_message() -> None:
     told = Told()
     sink = NotifySink(told, NotifyConfig(per_hour=2), "demo", Clock())
     told.failing = True

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_run import MakeRecord
 from prometheus_client.parser import text_string_to_metric_families
+from sample_run import MakeRecord
 
-from distmon.alert import Alert
 from distmon.config import PrometheusConfig
 from distmon.errors import ConfigError
 from distmon.metrics import RANK_METRICS, RUN_METRICS
+from distmon.rules.alert import Alert
 from distmon.sinks.prometheus import PrometheusSink, metric_name
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -95,6 +95,6 @@ def test_a_taken_port_is_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
             sink = PrometheusSink(PrometheusConfig(port=port), "demo")
         assert sink.port != port
         sink.close()
-        assert f"port {port} is taken" in caplog.text
+        assert f"port {port} is in use" in caplog.text
         with pytest.raises(ConfigError, match=f"no port from {port} to {port} of 127.0.0.1"):
             PrometheusSink(PrometheusConfig(port=port, ports=1), "demo")

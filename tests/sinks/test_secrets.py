@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from local_services import HttpService, http_service
-from made_up_alerts import NAN
-from made_up_run import MakeRecord
 from rich.console import Console
+from sample_alerts import NAN
+from sample_run import MakeRecord
 
 from distmon.config import load_config
-from distmon.run_folder import RunFolder
+from distmon.runs.run_folder import RunFolder
 from distmon.sinks import Delivery, build_factories
 from distmon.sinks.wandb import run_config
 

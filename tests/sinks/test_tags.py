@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from made_up_run import MakeRecord, bin_of, param_names
+from sample_run import MakeRecord, bin_of, param_names
 
 from csrc_triton.row_layout import BINS
 from distmon.sinks.tags import (
@@ -36,7 +36,7 @@ def test_selection_is_in_table_order_and_warns_at_the_cap(
         assert caplog.messages == []
         assert select_params(names, ("*.attn.*", "blocks.0.*"), 3) == set(names[:3])
     assert caplog.messages == [
-        "param_tags match 6 parameters; only the first 3 get tags (param_tag_cap)"
+        "distmon: param_tags match 6 parameters; only the first 3 get tags (param_tag_cap)"
     ]
 
 

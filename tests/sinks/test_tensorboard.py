@@ -4,12 +4,12 @@ import math
 from typing import Any
 
 import pytest
-from made_up_run import MakeRecord, OpenFolder
+from sample_run import MakeRecord, OpenFolder
 
-from distmon.alert import Alert
 from distmon.config import MonitorConfig
 from distmon.errors import ConfigError
-from distmon.run_folder import RunFolder
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder
 from distmon.sinks import Delivery, build_factories
 from distmon.sinks.tensorboard import TensorBoardSink
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_run import MakeRecord, OpenFolder
+from sample_run import MakeRecord, OpenFolder
 
-from distmon.alert import Alert
 from distmon.config import MonitorConfig
-from distmon.run_folder import RunFolder
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder
 from distmon.sinks import Delivery, build_factories
 
 CONFIG = MonitorConfig(sinks=("wandb",), param_tags=("blocks.0.attn.*",))

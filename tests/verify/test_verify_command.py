@@ -1,4 +1,4 @@
-"""`distmon verify` as a person uses it: its tables and its exit codes."""
+"""`distmon verify` on the command line: tables and exit codes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from distmon.cli import main
-from distmon.layout.arrangements import ARRANGEMENTS
+from distmon.verify.parallelisms import PARALLELISMS
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the command left behind."""
+    """Exit code and output of the command."""
 
     returncode: int
     stdout: str
@@ -31,7 +31,7 @@ Command = Callable[..., Result]
 
 @pytest.fixture
 def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process: its ranks are processes of their own all the same."""
+    """Run the command in this process; its ranks still are separate processes."""
     monkeypatch.syspath_prepend(str(HERE))
 
     def call(*arguments: str) -> Result:
@@ -51,7 +51,7 @@ def _row(output: str, name: str) -> list[str]:
 
 
 def test_right_ones_exit_0_with_a_table() -> None:
-    """As a real command, whose models are importable from the current directory."""
+    """Run as a real command, with models imported from the current directory."""
     command = [sys.executable, "-m", "distmon.cli.main", "verify", "--ranks", "2", "--steps", "4"]
     command += ["--parallel", "ddp,zero-redundancy,hsdp"]
     result = subprocess.run(
@@ -72,18 +72,18 @@ def test_right_ones_exit_0_with_a_table() -> None:
 
 
 def test_models_of_the_user(verify: Command) -> None:
-    """A sequence can be a pipeline; what the model has no plan for is skipped."""
+    """An nn.Sequential runs as a pipeline; tensor parallelism without a plan is skipped."""
     result = verify("--model", "verify_models:sequence", "--parallel", "fsdp,tp,pp")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "skipped tp: the model has no attribute tensor_parallel_plan" in result.stdout
     assert result.stdout.splitlines()[-1] == "2 right, 1 skipped, 0 off"
     result = verify("--model", "verify_models:tied", "--parallel", "plain,ddp,fsdp,fsdp1-full*,pp")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "only an nn.Sequential can be cut into stages" in result.stdout
+    assert "only an nn.Sequential can be split into pipeline stages" in result.stdout
     assert result.stdout.splitlines()[-1] == "5 right, 1 skipped, 0 off"
     result = verify("--model", "verify_models:key_bias", "--parallel", "ddp,fsdp")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "the gradient is zero but for rounding: k.bias" in result.stdout
+    assert "the gradient is zero except for rounding: k.bias" in result.stdout
 
 
 def test_a_model_that_differs_by_rank_is_off_and_its_parameter_named(verify: Command) -> None:
@@ -91,13 +91,13 @@ def test_a_model_that_differs_by_rank_is_off_and_its_parameter_named(verify: Com
     assert result.returncode == 1, result.stdout + result.stderr
     assert _row(result.stdout, "plain")[-1] == "ok"
     assert _row(result.stdout, "ddp")[-1] == "off"
-    assert "ddp: what is off" in result.stdout
+    assert "ddp: columns beyond their limit" in result.stdout
     lines = [line for line in result.stdout.splitlines() if "grad_norm " in line]
     assert any(".weight" in line or ".bias" in line for line in lines)
     assert result.stdout.splitlines()[-1] == "1 right, 0 skipped, 2 off: ddp, fsdp"
 
 
-def test_a_rank_that_fails_is_told_without_a_wait_and_the_next_one_runs(
+def test_a_failed_rank_is_reported_at_once_and_the_next_parallelism_runs(
     verify: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "unlucky.py").write_text(
@@ -114,11 +114,11 @@ def test_a_rank_that_fails_is_told_without_a_wait_and_the_next_one_runs(
     assert time.monotonic() - begin < 60  # the timeout of the process group
 
 
-def test_a_process_that_dies_is_named_with_its_last_words(verify: Command) -> None:
+def test_a_dead_process_is_reported_with_its_last_output(verify: Command) -> None:
     result = verify("--model", "verify_models:dies", "--parallel", "ddp")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "ddp failed: rank 0: died with exit code 7" in result.stdout
-    assert "the last thing it said" in result.stdout
+    assert "last line of stderr" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_process_that_dies_is_named_with_its_last_words(verify: Command) -> No
         (["--model", "verify_models:wrong_shape"], "the unsharded model cannot be trained"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_code_2(
+def test_bad_options_print_one_sentence_and_exit_with_2(
     arguments: list[str], sentence: str, verify: Command
 ) -> None:
     result = verify(*arguments)
@@ -153,6 +153,6 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
 def test_the_list_of_configurations(verify: Command) -> None:
     result = verify("--list")
     assert result.returncode == 0
-    for arrangement in ARRANGEMENTS.values():
-        assert arrangement.name in result.stdout
-        assert arrangement.summary in result.stdout
+    for parallelism in PARALLELISMS.values():
+        assert parallelism.name in result.stdout
+        assert parallelism.summary in result.stdout

@@ -1,4 +1,4 @@
-"""The comparison finds every kind of deviation, and names it."""
+"""The comparison finds and names every kind of difference."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distmon.layout.arrangements import PLAIN, Limits
-from distmon.record import Desync, Record
+from distmon.record.record import Record
+from distmon.reduce.findings import Desync
+from distmon.sampling.reading import Reading
 from distmon.verify.columns import COLUMNS, KINDS, Column
-from distmon.verify.compare import Comparison, compare
+from distmon.verify.compare import Comparison, Difference, compare
 from distmon.verify.expected import Expected, expect
 from distmon.verify.observe import Observed, observe
+from distmon.verify.parallelisms import PLAIN, Limits
 from distmon.verify.workloads import load_workload
 
 STEPS, INTERVAL = 4, 2
-PARAMETER = 3  # one with a gradient, an update and a learning rate
+PARAMETER = 4  # one with a gradient, an update and a learning rate
 
 
 @pytest.fixture(scope="module")
 def truth() -> list[Expected]:
-    return expect(load_workload(None), STEPS, INTERVAL)
+    return expect(load_workload(None), STEPS, INTERVAL, Reading())
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +42,14 @@ def _with_last(observed: Observed, record: Record) -> Observed:
 
 
 def _with_column(observed: Observed, name: str, value: float) -> Observed:
-    """The last record with another value for one parameter."""
+    """Change one value of one parameter in the last record."""
     record = observed.records[-1]
     params = record.params
     columns = {k: v.copy() for k, v in params.columns.items()}
     percentiles = {k: v.copy() for k, v in params.percentiles.items()}
     (columns if name in columns else percentiles)[name][PARAMETER] = value
     changed = replace(params, columns=columns)
-    changed.__dict__["percentiles"] = percentiles  # as if they had been asked for already
+    changed.__dict__["percentiles"] = percentiles  # fill the cached property
     return _with_last(observed, replace(record, params=changed))
 
 
@@ -60,10 +62,10 @@ def test_the_monitor_of_one_process_agrees_with_plain_numpy(
     assert {c.name for c in COLUMNS} <= {d.column for d in found.differences}
     assert sum(found.sampled) == found.sample > 0
     assert found.not_compared == ()
-    # The built-in model has what it is meant to have.
+    # The built-in model covers both values of each flag.
     last = truth[-1].columns
     assert {0.0, 1.0} == set(last["requires_grad"]) == set(last["in_optimizer"])
-    assert set(last["frozen"]) == {0.0, 1.0}
+    assert set(last["update_expected"]) == {0.0, 1.0}
     assert len(set(last["lr"][~np.isnan(last["lr"])])) > 1
 
 
@@ -134,13 +136,13 @@ def test_numbers_over_all_parameters(
     ("change", "words"),
     [
         ({"faults": ("rank 1 counts steps differently",)}, "rank 1 counts steps differently"),
-        ({"desync": Desync((1,), 0, ("embed.weight",), False)}, "left its replicas in embed"),
-        ({"applied": False}, "said to have skipped it"),
-        ({"metrics": {"debug/nan_param_count": 1.0}}, "said not to be finite"),
-        ({"step": 5}, "records of other steps"),
+        ({"desync": Desync((1,), 0, ("embed.weight",), False)}, "rank 1 diverged in embed"),
+        ({"applied": False}, "reports a skipped step"),
+        ({"metrics": {"debug/nan_param_count": 1.0}}, "reports non-finite values"),
+        ({"step": 5}, "the steps of the records on rank 0 are not [2, 4]"),
     ],
 )
-def test_a_record_that_says_something_is_wrong(
+def test_problems_that_a_record_reports(
     change: dict[str, Any], words: str, truth: list[Expected], alone: Observed
 ) -> None:
     record = alone.records[-1]
@@ -149,12 +151,12 @@ def test_a_record_that_says_something_is_wrong(
     found = _compared(truth, _with_last(alone, replace(record, **change)))
     assert not found.ok
     assert words in found.problems[0]
-    assert found.differences or "step" in change  # what can be compared is compared all the same
+    assert found.differences or "step" in change  # numbers are compared where that is possible
 
 
 def _as_two(alone: Observed) -> list[Observed]:
-    """Two ranks that each hold everything and send what they should."""
-    from distmon.reduce import SLOT_SIZE
+    """Return two ranks that each hold the whole model and send the right number of bytes."""
+    from distmon.reduce.rank_slots import SLOT_SIZE
 
     nbytes = int(alone.records[0].metrics["performance/monitor_bytes"]) + 8 * SLOT_SIZE
     records = tuple(
@@ -166,7 +168,7 @@ def _as_two(alone: Observed) -> list[Observed]:
     return [rank, rank]
 
 
-def test_two_good_ranks(truth: list[Expected], alone: Observed) -> None:
+def test_two_equal_ranks(truth: list[Expected], alone: Observed) -> None:
     found = _compared(truth, *_as_two(alone))
     assert found.ok, found.problems
     assert sum(found.sampled) == 2 * found.sample
@@ -177,8 +179,8 @@ def test_two_good_ranks(truth: list[Expected], alone: Observed) -> None:
     [
         ({"collectives": (2, 3)}, "enters 3 collectives"),
         ({"nbytes": (1, 1)}, "sends 1 bytes"),
-        ({"added": frozenset({"gate.scale"})}, "and should need"),
-        ({"sampled": {}}, "no multiple of its sample"),
+        ({"partial": frozenset({"gate.scale"})}, "are needed"),
+        ({"sampled": {}}, "not a multiple of its sample"),
     ],
 )
 def test_costs_and_counts(
@@ -196,10 +198,10 @@ def test_ranks_with_different_records(truth: list[Expected], alone: Observed) ->
     first, second = _as_two(alone)
     second = _with_column(second, "grad_norm", 1.0)
     (problem,) = _compared(truth, first, second).problems
-    assert problem == f"step {STEPS}: grad_norm on rank 1 is not that of rank 0"
+    assert problem == f"step {STEPS}: grad_norm on rank 1 differs from that on rank 0"
 
 
-def test_a_parameter_that_nobody_observes(truth: list[Expected], alone: Observed) -> None:
+def test_a_parameter_that_is_not_observed(truth: list[Expected], alone: Observed) -> None:
     def renamed(record: Record) -> Record:
         names = ("other", *record.params.names[1:])
         return replace(record, params=replace(record.params, names=names))
@@ -210,12 +212,12 @@ def test_a_parameter_that_nobody_observes(truth: list[Expected], alone: Observed
     assert "not in the model: other" in problems[1]
 
 
-def test_gradients_of_rounding_noise_are_left_out(
+def test_gradients_of_rounding_noise_are_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     source = "verify_models:key_bias"
-    truth = expect(load_workload(source), STEPS, INTERVAL)
+    truth = expect(load_workload(source), STEPS, INTERVAL, Reading())
     observed = observe(PLAIN, source, STEPS, INTERVAL, tmp_path)
     assert _compared(truth, observed).not_compared == ("k.bias",)
     row = truth[-1].names.index("k.bias")
@@ -228,3 +230,7 @@ def test_gradients_of_rounding_noise_are_left_out(
         assert found.ok is (column != "weight_norm")
     metrics = {**record.metrics, "monitor/update_ratio_min": 0.0}
     assert _compared(truth, _with_last(observed, replace(record, metrics=metrics))).ok
+
+
+def test_a_difference_that_is_not_a_number_is_off() -> None:
+    assert Difference("grad_p99", "percentiles", float("nan"), 1.0, "w", 2, 0.0, 0.0).is_off

@@ -1,35 +1,62 @@
-"""The contract: one record, however the model is distributed."""
+"""The contract: the record does not depend on the parallelism."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from distmon.layout.arrangements import ARRANGEMENTS
+from distmon.sampling.reading import SampleSize
 from distmon.verify import verify
+from distmon.verify.parallelisms import PARALLELISMS
 
 NEED_FOUR = {"fsdp1-hybrid", "fsdp1-hybrid-flat", "hsdp", "fsdp+tp", "pp+ddp"}
 
 
 @pytest.mark.parametrize(("ranks", "skipped"), [(2, NEED_FOUR), (4, set())])
-def test_every_configuration_gives_the_record_of_the_unsharded_model(
+def test_every_parallelism_has_the_record_of_the_unsharded_model(
     ranks: int, skipped: set[str]
 ) -> None:
-    verdicts = [*verify([*ARRANGEMENTS.values()], None, ranks, steps=4)]
-    assert [v.arrangement.name for v in verdicts] == [*ARRANGEMENTS]
-    assert {v.arrangement.name for v in verdicts if v.skipped} == skipped
+    verdicts = [*verify([*PARALLELISMS.values()], None, ranks, steps=4)]
+    assert [v.parallelism.name for v in verdicts] == [*PARALLELISMS]
+    assert {v.parallelism.name for v in verdicts if v.skipped} == skipped
     wrong = {
-        v.arrangement.name: v.error or (v.comparison and (v.comparison.problems, v.comparison.off))
+        v.parallelism.name: v.error or (v.comparison and (v.comparison.problems, v.comparison.off))
         for v in verdicts
         if not v.ok
     }
     assert wrong == {}
     for verdict in verdicts:
-        if verdict.comparison is None or verdict.arrangement.name == "plain":
+        if verdict.comparison is None or verdict.parallelism.name == "plain":
             continue
         assert verdict.comparison.collectives == 2
         assert verdict.comparison.not_compared == ()
-        held, all_of_it = sum(verdict.comparison.sampled), verdict.comparison.sample
-        if verdict.arrangement.name.startswith(("fsdp1-full", "fsdp-", "pp")):
-            replicas = 2 if verdict.arrangement.name == "pp+ddp" else 1
-            assert held == replicas * all_of_it
-            assert max(verdict.comparison.sampled) < all_of_it
+        held, sample = sum(verdict.comparison.sampled), verdict.comparison.sample
+        if verdict.parallelism.name.startswith(("fsdp1-full", "fsdp-", "pp")):
+            replicas = 2 if verdict.parallelism.name == "pp+ddp" else 1
+            assert held == replicas * sample
+            assert max(verdict.comparison.sampled) < sample
+
+
+@pytest.mark.parametrize("sample_size", ["auto", "exact"])
+def test_every_reading_has_the_record_of_the_unsharded_model(sample_size: SampleSize) -> None:
+    chosen = [PARALLELISMS[name] for name in ("ddp", "fsdp1-full", "fsdp", "tp-sequence", "pp")]
+    verdicts = [*verify(chosen, None, 2, steps=4, sample_size=sample_size)]
+    assert [(v.parallelism.name, v.error) for v in verdicts if not v.ok] == []
+    assert len(verdicts) == len(chosen)
+
+
+def test_a_hugging_face_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss is in float32, and its gradient norm above the default clipping of DeepSpeed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    names = ("plain", "ddp", "fsdp1-full", "fsdp", "zero0", "zero1", "zero2", "zero3")
+    chosen = [PARALLELISMS[name] for name in names]
+    verdicts = [*verify(chosen, "verify_models:llama", 2, steps=4)]
+    wrong = {
+        v.parallelism.name: v.error or (v.comparison and (v.comparison.problems, v.comparison.off))
+        for v in verdicts
+        if not v.ok
+    }
+    assert wrong == {}
+    assert not any(v.skipped for v in verdicts)

@@ -1,4 +1,4 @@
-"""Factories for `distmon verify --model verify_models:...`: good ones and broken ones."""
+"""Factories for `distmon verify --model verify_models:...`: valid ones and broken ones."""
 
 from __future__ import annotations
 
@@ -28,6 +28,39 @@ def sequence() -> tuple[nn.Module, Batch]:
     return nn.Sequential(nn.Linear(24, 60), nn.Tanh(), nn.Linear(60, 5)), rows_of(8)
 
 
+class WithLoss(nn.Module):
+    """A Hugging Face language model that returns its own loss, computed in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model(tokens, labels=tokens).loss
+
+
+def llama() -> tuple[nn.Module, Batch]:
+    """A small Hugging Face Llama; its gradient norm is above 1."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=4099,
+        hidden_size=32,
+        intermediate_size=88,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+    )
+
+    def batch(step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(step)
+        return torch.randint(0, config.vocab_size, (8, 16), generator=generator)
+
+    return WithLoss(LlamaForCausalLM(config)), batch
+
+
 class KeyBias(nn.Module):
     """Attention with a bias on its keys, which cancels: its gradient is rounding noise."""
 
@@ -41,7 +74,7 @@ class KeyBias(nn.Module):
 
 
 def key_bias() -> tuple[nn.Module, Batch, Any]:
-    """With a loss of its own."""
+    """Return a model with its own loss."""
     return KeyBias(), rows_of(8), lambda output, batch: (output.sum(1) - batch[:, :6]).abs().mean()
 
 
@@ -59,19 +92,19 @@ class Tied(nn.Module):
 
 
 def tied() -> tuple[nn.Module, Batch]:
-    """No sequence, no plan."""
+    """Return a model that is no nn.Sequential and has no tensor-parallel plan."""
     return Tied(), rows_of(8)
 
 
 class DiffersByRank(nn.Linear):
-    """What no wrapper can make equal."""
+    """Computes a different function on every rank."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * (1 + (dist.get_rank() if dist.is_initialized() else 0))
 
 
 def differs_by_rank() -> tuple[nn.Module, Batch]:
-    """Trains, but not like the unsharded model."""
+    """Return a model that trains, but differently from the unsharded one."""
     return nn.Sequential(nn.Linear(24, 30), DiffersByRank(30, 5)), rows_of(8)
 
 
@@ -90,47 +123,47 @@ class FailsOnce(nn.Linear):
 
 
 def fails_once(marker: str) -> tuple[nn.Module, Batch]:
-    """What a factory that knows a file name returns."""
+    """Return a model that fails until the file `marker` exists."""
     return nn.Sequential(nn.Linear(24, 30), FailsOnce(marker)), rows_of(8)
 
 
 class Dies(nn.Linear):
-    """Takes its process down without a word."""
+    """Ends its process without an exception."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if dist.is_initialized() and dist.get_rank() == 0:
-            os.write(2, b"the last thing it said\n")
+            os.write(2, b"last line of stderr\n")
             os._exit(7)
         return super().forward(x)
 
 
 def dies() -> tuple[nn.Module, Batch]:
-    """Ends rank 0."""
+    """Return a model that ends the process of rank 0."""
     return nn.Sequential(Dies(24, 30)), rows_of(8)
 
 
 def odd_rows() -> tuple[nn.Module, Batch]:
-    """A batch that two ranks cannot share."""
+    """Return a batch that does not divide by two ranks."""
     return nn.Linear(24, 2), rows_of(7)
 
 
 def no_tuple() -> nn.Module:
-    """Forgets the data."""
+    """Return a model without data."""
     return nn.Linear(24, 2)
 
 
 def no_model() -> tuple[str, Batch]:
-    """Has data only."""
+    """Return data without a model."""
     return "model", rows_of(8)
 
 
 def raises() -> None:
-    """Fails by itself."""
+    """Raise."""
     raise ValueError("no such dataset")
 
 
 def wrong_shape() -> tuple[nn.Module, Batch]:
-    """Cannot be trained at all."""
+    """Return a model that does not fit its data."""
     return nn.Linear(25, 2), rows_of(8)
 
 

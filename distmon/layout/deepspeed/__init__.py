@@ -1,6 +1,6 @@
-"""The layout of a DeepSpeed engine: which part of which parameter its optimizer steps here.
+"""The layout of a DeepSpeed engine: which shard of each parameter its optimizer steps here.
 
-It is read from attributes of the engine; DeepSpeed is imported when asked for, by `package`.
+It is read from attributes of the engine. DeepSpeed itself is imported only by `package`, on demand.
 """
 
 from distmon.layout.deepspeed.engine import EngineLayout

@@ -1,4 +1,4 @@
-"""An engine as a whole: its inner optimizer, its param groups, the shards of its model."""
+"""A DeepSpeed engine: its inner optimizer, its param groups, the shards of its model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ import torch
 from distmon.errors import LayoutError
 from distmon.layout.capture import capture
 from distmon.layout.deepspeed.experts import WholeModelNames
-from distmon.layout.deepspeed.pieces import flat_region, piece_shard
-from distmon.layout.deepspeed.wrappers import Owned, cut_over, partition_length, pieces_of
+from distmon.layout.deepspeed.master_slice import flat_region, master_slice_shard
+from distmon.layout.deepspeed.optimizer_wrappers import (
+    OptimizerTensors,
+    partition_length,
+    read_optimizer_wrapper,
+    sharded_over,
+)
 from distmon.layout.modules import NamedModule, named_modules
 from distmon.layout.plain import plain_shard
 from distmon.layout.shard import Shard, absent_shard
 
 
 class EngineLayout:
-    """Who holds what under a DeepSpeed engine. Made once, after `deepspeed.initialize`.
+    """The shards of a DeepSpeed engine on this rank. Built once, after `deepspeed.initialize`.
 
-    Weights are what the inner optimizer steps: the fp32 masters where there are any. Parameters
-    that it does not own, such as frozen ones, are read as the model holds them.
+    Weights are the tensors that the inner optimizer steps: the fp32 masters where there are any.
+    Parameters that no optimizer owns, such as frozen ones, are read from the model.
+
+    Raises LayoutError for an engine whose weights cannot be read.
     """
 
     def __init__(self, engine: Any) -> None:
         wrapper = engine.optimizer
         self._model: torch.nn.Module = engine.module
-        self._owned: Owned | None = None
+        self._tensors: OptimizerTensors | None = None
         if isinstance(wrapper, torch.optim.Optimizer):
             self.inner = wrapper
         else:
@@ -36,65 +43,65 @@ class EngineLayout:
             if not isinstance(inner, torch.optim.Optimizer):
                 raise LayoutError("this DeepSpeed engine has no optimizer, so nothing is trained")
             self.inner = inner
-            self._owned = _read(wrapper)
+            self._tensors = _read(wrapper)
         _refuse_tensor_parallel(engine)
         self._wrapper = wrapper
         self._names = WholeModelNames(self._model)
         self.scales_loss = _scales_loss(engine)
-        """Whether a step may be left out because the loss was scaled too far."""
+        """Whether the engine scales the loss, so that it skips steps on overflow."""
         self._param_groups: Sequence[dict[str, Any]] = self.inner.param_groups
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are that the optimizer steps."""
-        if self._owned is not None:
-            for masters in self._owned.masters:
+        """Device of the weights that the optimizer steps."""
+        if self._tensors is not None:
+            for masters in self._tensors.masters:
                 for master in masters:
                     return master.device
         tensors: list[torch.Tensor] = [p for g in self.inner.param_groups for p in g["params"]]
         return tensors[0].device
 
     def shards(self, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[Shard]:
-        """The shards of all parameters of the whole model, in layer order."""
+        """Return the shards of all parameters of the whole model, in layer order."""
         return capture(self._model, include, exclude, self._names, self._shard)
 
     def modules(self) -> list[NamedModule]:
-        """The modules of this rank, under the names of the whole model."""
+        """Return the modules of this rank, named as in the whole model."""
         return named_modules(self._model, self._names)
 
     def groups(self) -> Iterator[Mapping[str, Any]]:
-        """The param groups as the user set them up, with the tensors that are stepped for them."""
-        # While it steps, the inner optimizer has one group after the other for its only one, and
-        # loading a checkpoint gives it a new list.
+        """Yield the user's param groups, with the tensors that the inner optimizer steps."""
+        # During a step DeepSpeed swaps single groups into the inner optimizer's list, and loading
+        # a checkpoint replaces the list.
         if len(self.inner.param_groups) == len(self._param_groups):
             self._param_groups = self.inner.param_groups
-        if self._owned is None:
+        if self._tensors is None:
             yield from self._param_groups
             return
-        for group, masters in zip(self._param_groups, self._owned.masters, strict=True):
+        for group, masters in zip(self._param_groups, self._tensors.masters, strict=True):
             yield {**group, "params": masters}
 
     def grad_norm(self) -> float | torch.Tensor | None:
-        """Total norm of the gradients that wait for the step, before clipping; None if unknown."""
+        """Return the total norm of the gradients before clipping; None if DeepSpeed has none."""
         return getattr(self._wrapper, "_global_grad_norm", None)
 
     def _shard(self, name: str, parameter: torch.nn.Parameter) -> Shard:
         shard = self._make(name, parameter)
         experts = getattr(parameter, "group_name", "")
-        # Experts are replicated over fewer ranks than the rest of the model.
-        return replace(shard, spread=f"{shard.spread} {experts}") if experts else shard
+        # Experts are replicated over fewer ranks than the other parameters.
+        return replace(shard, sharding=f"{shard.sharding} {experts}") if experts else shard
 
     def _make(self, name: str, parameter: torch.nn.Parameter) -> Shard:
-        if self._owned is None:
+        if self._tensors is None:
             return plain_shard(name, parameter)
         partitioned: Any = parameter if hasattr(parameter, "ds_numel") else None
         shape = tuple(partitioned.ds_shape if partitioned is not None else parameter.shape)
-        piece = self._owned.pieces.get(id(parameter))
-        if piece is not None:
-            return piece_shard(name, shape, parameter, piece)
+        master_slice = self._tensors.slices.get(id(parameter))
+        if master_slice is not None:
+            return master_slice_shard(name, shape, parameter, master_slice)
         held = parameter if partitioned is None else partitioned.ds_tensor
         if held.device != self.device:
-            # Masters on the host beside weights on an accelerator: one monitor reads one device.
+            # Masters on the host, weights on an accelerator: one monitor reads one device.
             return absent_shard(
                 name, shape, held.dtype, self.device, requires_grad=parameter.requires_grad
             )
@@ -103,17 +110,19 @@ class EngineLayout:
         return _partition_shard(name, shape, partitioned)
 
 
-def _read(wrapper: Any) -> Owned:
+def _read(wrapper: Any) -> OptimizerTensors:
     kind = type(wrapper).__name__
     if getattr(wrapper, "zenflow", False) or getattr(wrapper, "swap_optimizer", False):
         raise LayoutError(
-            f"the masters of {kind} do not stay in memory with ZenFlow or NVMe offload, so they "
-            "cannot be observed"
+            f"{kind} moves its master weights out of memory (ZenFlow or NVMe offload), so distmon "
+            "cannot observe them"
         )
-    owned = pieces_of(wrapper)
-    if owned is None:
-        raise LayoutError(f"distmon does not know where DeepSpeed's {kind} keeps its weights")
-    return owned
+    tensors = read_optimizer_wrapper(wrapper)
+    if tensors is None:
+        raise LayoutError(
+            f"distmon does not support DeepSpeed's {kind}: the location of its weights is unknown"
+        )
+    return tensors
 
 
 def _scales_loss(engine: Any) -> bool:
@@ -121,22 +130,22 @@ def _scales_loss(engine: Any) -> bool:
         (engine, "torch_autocast_z0_gradscaler"),
         (engine.optimizer, "torch_autocast_gradscaler"),
     )
-    return bool(engine.fp16_enabled() or any(getattr(*place, None) for place in scalers))
+    return bool(engine.fp16_enabled() or any(getattr(*scaler, None) for scaler in scalers))
 
 
 def _refuse_tensor_parallel(engine: Any) -> None:
-    # To a pipeline its stages are model parallel too; its slices are the tensors that are cut.
+    # A pipeline engine counts its stages as model parallel; only slices are tensor parallel.
     slices = getattr(engine.mpu, "get_slice_parallel_world_size", None)
     size = slices() if slices is not None else getattr(engine, "mp_world_size", 1)
     if size > 1:
         raise LayoutError(
-            f"the model is cut over {size} tensor-parallel ranks, which distmon cannot tell apart "
-            "under DeepSpeed"
+            f"the model is sharded over {size} tensor-parallel ranks, which distmon does not "
+            "support under DeepSpeed"
         )
 
 
 def _partition_shard(name: str, shape: tuple[int, ...], parameter: Any) -> Shard:
-    """A parameter of stage 3 that no optimizer owns: the rank's range, in the model's own dtype."""
+    """Return the shard of a stage-3 parameter that no optimizer owns, in the model's own dtype."""
     ranks = torch.distributed.get_process_group_ranks(parameter.ds_process_group)
     rank, size = ranks.index(torch.distributed.get_rank()), parameter.ds_tensor.numel()
     length = partition_length(parameter.ds_numel, rank, size)
@@ -150,10 +159,10 @@ def _partition_shard(name: str, shape: tuple[int, ...], parameter: Any) -> Shard
         gate=parameter,
         grad_is_unreadable=lambda: False,
         parameters=(parameter,),
-        spread=cut_over(ranks),
+        sharding=sharded_over(ranks),
     )
 
 
 def _not_stepped(shard: Shard) -> Shard:
-    """A whole parameter whose gradient, if any, is averaged and applied by nobody."""
+    """Return the shard without its gradient, which DeepSpeed neither averages nor applies."""
     return replace(shard, grad=lambda: None, grad_is_unreadable=lambda: False, paths=None)

@@ -1,4 +1,4 @@
-"""Mixture of experts: each rank counts its own experts from 0, the whole model counts them all."""
+"""Mixture of experts: map each rank's expert numbers, which start at 0, to global ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from distmon.layout.names import clean_name
 
 
 class WholeModelNames:
-    """Turns the name of a parameter on this rank into the one that it has in the whole model."""
+    """Maps the name of a parameter on this rank to its name in the whole model."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._first: dict[str, int] = {}
-        """By the prefix of a layer's experts: the number of this rank's first one."""
+        """Global number of this rank's first expert, by the name prefix of the layer's experts."""
         for path, module in model.named_modules():
             layer: Any = getattr(module, "deepspeed_moe", None)
             group = getattr(layer, "ep_group", None)

@@ -1,4 +1,4 @@
-"""DeepSpeed itself, which is an optional dependency and takes seconds to import."""
+"""Import of DeepSpeed, an optional dependency that takes seconds to import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHARED_MEMORY = "deepspeed_shm_comm"
 
 
 def import_deepspeed() -> ModuleType:
-    """The installed package, or one sentence on how to get it."""
+    """Import DeepSpeed and return it; raise ConfigError with the install command if that fails."""
     try:
         import deepspeed
     except ImportError as error:

@@ -1,0 +1,63 @@
+"""Validation losses that the trainer reported and no record holds yet."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from distmon.collect.losses import Arriving, Number
+
+PENDING_EVALUATIONS = 2
+"""Evaluations sent with one observation; of more, the newest."""
+
+
+class PendingEvaluations:
+    """The newest evaluations that `Monitor.evaluated` took since the last observation."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, float, Arriving, Arriving]] = deque(
+            maxlen=PENDING_EVALUATIONS
+        )
+        self._sent: list[tuple[int, float, float, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(
+        self, step: int, epoch: float | None, train_loss: Number | None, val_loss: Number
+    ) -> None:
+        """Add one evaluation; its losses are read when it is sent."""
+        given = math.nan if train_loss is None else train_loss
+        number = math.nan if epoch is None else float(epoch)
+        self._waiting.append((max(1, step), number, Arriving(given), Arriving(val_loss)))
+
+    def take(self) -> dict[str, float]:
+        """Return the waiting evaluations as slot fields; they stay in the state until `arrived`."""
+        self._sent = self._read()
+        self._waiting.clear()
+        slots: dict[str, float] = {}
+        for i, (step, epoch, train_loss, val_loss) in enumerate(self._sent):
+            slots[f"eval{i}_step"] = float(step)
+            slots[f"eval{i}_epoch"] = epoch
+            slots[f"eval{i}_train_loss"] = train_loss
+            slots[f"eval{i}_val_loss"] = val_loss
+        return slots
+
+    def arrived(self) -> None:
+        """Forget what was taken: a record has it now."""
+        self._sent = []
+
+    def to_list(self) -> list[list[float | None]]:
+        """Return the evaluations that no record has, for a checkpoint. Waits for the device."""
+        rows = [*self._sent, *self._read()]
+        return [[None if math.isnan(value) else value for value in row] for row in rows]
+
+    def restore(self, rows: Sequence[Sequence[float | None]]) -> None:
+        """Restore what `to_list` returned. Call it on every rank, so that their mean is equal."""
+        self._waiting.clear()
+        for step, epoch, train_loss, val_loss in rows:
+            self.add(int(step or 0), epoch, train_loss, math.nan if val_loss is None else val_loss)
+
+    def _read(self) -> list[tuple[int, float, float, float]]:
+        return [(step, epoch, a.read(), b.read()) for step, epoch, a, b in self._waiting]

@@ -1,0 +1,161 @@
+"""Gradient norms at both ends of every block: in which steps they are measured, what is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from distmon.collect.gradient_gain.block_hooks import BlockHooks
+from distmon.collect.gradient_gain.blocks import Blocks
+from distmon.collect.gradient_gain.in_graph import something_was_compiled
+from distmon.collect.gradient_gain.rows import Switch
+from distmon.device import to_device
+from distmon.native import NativeModule
+
+COLUMNS: Final = ("input_square", "input_count", "output_square", "output_count", "holders")
+"""Columns of a block, summed over ranks. `holders` counts the ranks that have the block."""
+
+
+class BackwardNorms:
+    """Measures the blocks of one monitor. Without blocks it does nothing."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        modules: Mapping[str, nn.Module],
+        device: torch.device,
+        in_stages: bool = False,
+        native: NativeModule | None = None,
+    ) -> None:
+        """`blocks` are those of the whole model, `modules` those of this rank, on `device`.
+
+        `in_stages`: ranks hold different modules. `native` is faster on a CPU.
+        """
+        self.blocks = blocks
+        self._in_stages = in_stages
+        self.switch = Switch(native)
+        self._held = {i: modules[name] for i, name in enumerate(blocks.names) if name in modules}
+        """Blocks of this rank, by their row in the table of all blocks."""
+        self._hooks = [BlockHooks(device, self.switch) for _ in self._held]
+        self._handles: list[RemovableHandle] = []
+        self._rows = torch.tensor([*self._held], dtype=torch.int64)
+        # On an accelerator a graph may be captured at any time, and the host has time to spare.
+        self._removable = device.type == "cpu"
+
+    @property
+    def size(self) -> int:
+        """How many numbers are sent."""
+        return len(self.blocks.names) * len(COLUMNS)
+
+    def install(self) -> None:
+        """Register the hooks on the blocks, before the model is called. Safe to call twice."""
+        if self._handles:
+            return
+        for hooks, block in zip(self._hooks, self._held.values(), strict=True):
+            for handle in hooks.put_on(block):
+                self._handles.append(handle)  # one by one: the next one may raise
+
+    def remove(self) -> None:
+        """Measure nothing more, and remove the hooks. Safe to call twice."""
+        self.switch.armed = False
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def arm(self, wanted: bool, first: bool) -> None:
+        """Clear the rows before a step that is `wanted`, and measure in it.
+
+        `first`: no step has completed yet. Pipelines of torch make a trial run before their first
+        step, with a backward pass of made-up numbers; that one is never measured.
+
+        Where nothing was compiled, the hooks are removed for steps that are not observed: each
+        costs some microseconds of cold code. A compiled graph keeps the hooks that it was traced
+        with.
+        """
+        wanted = wanted and not (first and self._in_stages)
+        self.switch.armed = wanted
+        if wanted:
+            self._clear()
+            self.install()
+        elif not first and self._removable and not something_was_compiled():
+            self._remove_hooks()
+
+    def _clear(self) -> None:
+        for hooks in self._hooks:
+            if hooks.cells is not None:
+                hooks.cells.fill(0)
+        elsewhere = [hooks.row.data for hooks in self._hooks if hooks.cells is None]
+        if elsewhere:
+            torch._foreach_zero_(elsewhere)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the rows as they are during a backward pass that is not the training step's."""
+        armed, rows = self.switch.armed, [hooks.row.data for hooks in self._hooks]
+        kept = [row.clone() for row in rows] if armed else []
+        self.switch.armed = False
+        try:
+            yield
+        finally:
+            self.switch.armed = armed
+            for row, before in zip(rows, kept, strict=False):
+                row.copy_(before)  # a CUDA graph does not read the switch
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no step is measured, nothing has failed, and no hook is to be removed."""
+        on = bool(self._handles) and self._removable
+        return not on and not self.switch.armed and self.switch.fault is None
+
+    def take_fault(self) -> Exception | None:
+        """Return what failed in a hook since the last call; this rank's part is then unknown."""
+        fault, self.switch.fault = self.switch.fault, None
+        return fault
+
+    def send(self, into: torch.Tensor) -> None:
+        """Fill this rank's part of the flat buffer that is summed over ranks.
+
+        Zeros when the step was not measured: the rows are then undefined. NaN after a fault, which
+        no sum over ranks can hide.
+        """
+        faulty = self.switch.fault is not None
+        measured = self._hooks if self.switch.armed or faulty else []
+        if into.is_cpu and all(hooks.cells is not None for hooks in measured):
+            self._send_from_host(measured, faulty, into.numpy())
+            return
+        table = into.view(-1, len(COLUMNS)).zero_()
+        if not measured:
+            return
+        if self._rows.device != into.device:
+            self._rows = to_device(self._rows, into.device)
+        held = torch.ones((len(measured), len(COLUMNS)), dtype=into.dtype, device=into.device)
+        if faulty:
+            held[:, :-1] = torch.nan
+        else:
+            sums = torch.stack([hooks.row.data for hooks in measured])
+            sums[:, :, 0].square_()
+            held[:, :-1] = sums.flatten(1)
+        table.index_copy_(0, self._rows, held)
+
+    def _send_from_host(
+        self, measured: Sequence[BlockHooks], faulty: bool, into: NDArray[np.float64]
+    ) -> None:
+        """Do the same in numpy: torch's operators would take longer than all hooks together."""
+        table = into.reshape(-1, len(COLUMNS))
+        table.fill(0)
+        for row, hooks in zip(self._held, measured, strict=False):
+            assert hooks.cells is not None
+            (input_norm, inputs), (output_norm, outputs) = hooks.cells.tolist()
+            held = (input_norm**2, inputs, output_norm**2, outputs)
+            table[row] = (*((math.nan,) * 4 if faulty else held), 1)

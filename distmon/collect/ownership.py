@@ -1,0 +1,113 @@
+"""Which optimizer owns which parameter, and at which learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from csrc_triton.row_layout import SUM_COLUMNS
+from distmon.collect.losses import host_value, on_host
+from distmon.errors import LayoutError
+from distmon.layout import Shard
+
+OWNERSHIP_COLUMNS = SUM_COLUMNS[:4]
+"""Holders, requires_grad, in_optimizer and lr: what is known without reading a tensor."""
+
+
+class Ownership:
+    """The table of parameters against optimizers and their param groups.
+
+    Read anew at every observation: groups may be added and learning rates change.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        optimizers: Sequence[torch.optim.Optimizer],
+        groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+    ) -> None:
+        """`groups`: returns the user's param groups, where those of the optimizers are others."""
+        self.optimizers = optimizers
+        self._shards = shards
+        self._groups = groups or self._groups_of_optimizers
+        self.refresh()
+        self._table = np.zeros((len(shards), len(OWNERSHIP_COLUMNS)))
+        self.first_lr = math.nan
+        """Learning rate of the first param group when `columns` was last called."""
+        for optimizer in optimizers:
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise LayoutError(
+                    f"attach needs a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+                )
+            tensors = [p for group in optimizer.param_groups for p in group["params"]]
+            if groups is None and not any(id(p) in self._held for p in tensors):
+                raise LayoutError(
+                    f"none of the {len(tensors)} tensors in {type(optimizer).__name__} belongs to "
+                    "the observed model: build the optimizer from this model's parameters, after "
+                    "wrapping"
+                )
+
+    def refresh(self) -> None:
+        """Take in that shards have been replaced."""
+        # One tensor of an optimizer may hold shards of many parameters.
+        self._held: dict[int, list[int]] = {}
+        for i, shard in enumerate(self._shards):
+            for p in shard.parameters:
+                self._held.setdefault(id(p), []).append(i)
+        self._gates = [shard.gate for shard in self._shards]
+        self._holds = np.array([bool(shard.parameters) for shard in self._shards])
+        self._found: dict[tuple[int, ...], NDArray[np.int64]] = {}
+
+    def columns(self) -> NDArray[np.float64]:
+        """Return [parameters, 4] in the order of OWNERSHIP_COLUMNS; the next call overwrites it."""
+        table = self._table
+        table[:, 0] = self._holds
+        table[:, 1] = [gate.requires_grad for gate in self._gates]
+        table[:, 1] *= self._holds
+        table[:, 2:] = 0
+        for number, group in enumerate(self._groups()):
+            lr = group.get("lr", math.nan)
+            rate = host_value(lr) if on_host(lr) else math.nan
+            rows = self._rows(group["params"])
+            table[rows, 2] = 1
+            table[rows, 3] = rate
+            if number == 0:
+                self.first_lr = rate
+        return table
+
+    def rows_of(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """Return the rows of the parameters in the optimizer's param groups, as they are now."""
+        return {
+            row for group in optimizer.param_groups for row in self._rows(group["params"]).tolist()
+        }
+
+    def unowned(self) -> set[int]:
+        """Return the rows of the parameters that no optimizer owns."""
+        owned = (self._rows(group["params"]).tolist() for group in self._groups())
+        return set(range(len(self._shards))).difference(*owned)
+
+    def _groups_of_optimizers(self) -> Iterable[Mapping[str, Any]]:
+        return (group for optimizer in self.optimizers for group in optimizer.param_groups)
+
+    def _rows(self, tensors: Sequence[torch.Tensor]) -> NDArray[np.int64]:
+        """Return the rows of the tensors of a param group; cached until the tensors change."""
+        ids = tuple(map(id, tensors))
+        if ids not in self._found:
+            rows = [row for i in ids for row in self._held.get(i, ())]
+            self._found[ids] = np.array(rows, dtype=np.int64)
+        return self._found[ids]
+
+
+def found_inf(optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:
+    """Return what a GradScaler found while a fused optimizer steps: 1 for a skipped step.
+
+    Such an optimizer runs its hooks also for a skipped step. The result is a tensor on the device;
+    do not wait for it.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found if isinstance(found, torch.Tensor) else None

@@ -1,0 +1,1 @@
+"""Rank telemetry: step time, phases, throughput, memory, hardware and MFU of each rank."""

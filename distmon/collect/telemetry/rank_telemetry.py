@@ -1,0 +1,103 @@
+"""Rank telemetry: what this rank measures about its own speed, memory and device."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+
+from distmon.collect.losses import Number, host_value
+from distmon.collect.telemetry.hardware import HardwareReading, HardwareSampler
+from distmon.collect.telemetry.memory import read_memory
+from distmon.collect.telemetry.phases import PhaseClock, marks_for
+from distmon.collect.telemetry.step_clock import StepClock
+from distmon.collect.telemetry.utilization import Utilization
+
+FROM_DEVICE: Final = (
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "gpu_utilization",
+    "power_watts",
+    "power_limit_watts",
+    "temperature_c",
+    "sm_clock_mhz",
+    "ecc_uncorrected",
+    "pcie_replay",
+    "nvlink_errors",
+)
+"""Fields of a hardware reading that are sent, in addition to its throttle reasons."""
+FROM_ALLOCATOR: Final = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "peak_bytes",
+    "fragmentation",
+    "retries",
+    "ooms",
+    "rss_bytes",
+)
+"""Fields of a memory reading that are sent."""
+
+
+class RankTelemetry:
+    """Collects telemetry between observations. It never waits for the device or its driver."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        hardware: HardwareSampler | None,
+        utilization: Utilization | None = None,
+    ) -> None:
+        self.utilization = utilization or Utilization()
+        self._device = device
+        self._hardware = hardware
+        self._no_hardware = dict.fromkeys((*FROM_DEVICE, "throttle_reasons"), math.nan)
+        self.steps = StepClock()
+        self.phases = PhaseClock(marks_for(device))
+
+    def optimizer_begins(self) -> None:
+        """Begin the phase `optimizer`; called before an optimizer steps."""
+        self.phases.enter("optimizer")
+        if self.utilization.wanted:
+            self.utilization.end_backward()
+
+    def optimizer_ends(self) -> None:
+        """End the phase `optimizer`; called after an optimizer has stepped."""
+        self.phases.enter("other")
+
+    def step_ends(self, now: float, tokens: Number | None, samples: Number | None) -> None:
+        """Count a completed step; `tokens` and `samples` are those of this rank."""
+        count = host_value(tokens) if tokens is not None else 0.0
+        self.steps.tick(now, count, host_value(samples) if samples is not None else 0.0)
+        if self.utilization.wanted:
+            self.utilization.end_step(count)
+
+    def step_begins(self, coming: int, next_observation: int) -> None:
+        """Begin the step `coming`; called after the monitor's own work between steps."""
+        if self.utilization.wanted:
+            self.utilization.begin_step()
+        self.phases.step_done(coming, next_observation)
+
+    def take(self) -> dict[str, float]:
+        """Return the telemetry since the last call; unknown values are missing or NaN."""
+        memory = read_memory(self._device)
+        return {
+            **self.steps.take(),
+            **self.phases.take(),
+            **{name: getattr(memory, name) for name in FROM_ALLOCATOR},
+            **(self._no_hardware if self._hardware is None else _numbers(self._hardware.take())),
+        }
+
+    def close(self) -> None:
+        """End the hardware sampler's thread and the counting of FLOPs."""
+        self.utilization.end_backward()
+        if self._hardware is not None:
+            self._hardware.close()
+
+
+def _numbers(reading: HardwareReading) -> dict[str, float]:
+    reasons = reading.throttle_reasons
+    return {
+        **{name: getattr(reading, name) for name in FROM_DEVICE},
+        "throttle_reasons": math.nan if reasons is None else float(reasons),
+    }

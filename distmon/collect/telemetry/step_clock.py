@@ -1,0 +1,38 @@
+"""Step time, tokens and samples since the last observation, by the host's clock."""
+
+from __future__ import annotations
+
+
+class StepClock:
+    """Counts steps and tokens between observations."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._last = 0.0
+        self._intervals = 0
+        self._tokens = 0.0
+        self._samples = 0.0
+
+    def tick(self, now: float, tokens: float, samples: float = 0.0) -> None:
+        """Count a completed step. The first one only starts the clock: its beginning is unknown."""
+        self._last = now
+        if self._start is None:
+            self._start = self._last
+        else:
+            self._intervals += 1
+            self._tokens += tokens
+            self._samples += samples
+
+    def take(self) -> dict[str, float]:
+        """Return this rank's mean step time and counts since the last call, and reset them."""
+        elapsed = self._last - self._start if self._start is not None else 0.0
+        seconds = elapsed / self._intervals if self._intervals else 0.0
+        tokens, samples = self._tokens, self._samples
+        self._tokens = self._samples = 0.0
+        self._start, self._intervals = self._last, 0
+        return {
+            "step_seconds": seconds,
+            "elapsed_seconds": elapsed,
+            "tokens": tokens,
+            "samples": samples,
+        }

@@ -1,0 +1,121 @@
+"""Locate NaN and diverged replicas: which parameter on which rank.
+
+Collective calls besides the two of an observation. All ranks decide on them from the same reduced
+numbers, so all ranks enter them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from distmon.collect.finite_watch import SIGNALS
+from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
+from distmon.reduce.process_group import Ranks
+from distmon.sampling.plan import REPLICA_CLASSES, SamplePlan
+
+Floats = NDArray[np.float64]
+
+MOST_PLACES = 64
+
+
+def locate_nonfinite(
+    ranks: Ranks,
+    names: Sequence[str],
+    evidence: torch.Tensor,
+    evidence_step: int,
+    first_step: int,
+    signal: int,
+    device: torch.device,
+) -> NonFinite:
+    """Return the parameters and ranks that held NaN or Inf at `first_step`.
+
+    `evidence` is this rank's int64 [parameters, 4] from `nonfinite_counts`, counted at
+    `evidence_step`. Only evidence from `first_step`, the earliest of all ranks, is used: later, a
+    NaN is in more parameters.
+    """
+    if evidence_step != first_step:
+        evidence = torch.zeros_like(evidence)
+    mine = evidence.to(device)
+    total = mine.clone()
+    ranks.all_reduce(total, dist.ReduceOp.SUM)
+    affected = torch.nonzero(total.sum(1)).flatten()
+    listed = affected[:MOST_PLACES]
+    by_rank = ranks.gather(mine[listed]).cpu()
+    places = tuple(
+        NonFinitePlace(names[param], rank, *by_rank[rank, i].tolist())
+        for i, param in enumerate(listed.tolist())
+        for rank in range(ranks.size)
+        if by_rank[rank, i].any()
+    )
+    return NonFinite(first_step, SIGNALS[signal], places, len(affected))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Ranks that should hold equal weights and have diverged."""
+
+    key: float
+    """Region key of the replica class."""
+    diverged: tuple[int, ...]
+    majority: tuple[int, ...]
+    tie: bool
+    """Whether there was no majority."""
+
+
+def find_desync(ranks: Mapping[str, Floats]) -> Split | None:
+    """Return the first replica class whose ranks differ; None when all agree.
+
+    Ranks with the same region key hold the same shards and must have the same checksum. In a tie
+    the lowest rank counts as the majority.
+    """
+    failed = ranks["failed"] != 0
+    if len(failed) == 1:
+        return None
+    keys = np.stack([ranks[f"region_key{i}"] for i in range(REPLICA_CLASSES)], 1)
+    sums = np.stack([ranks[f"checksum{i}"] for i in range(REPLICA_CLASSES)], 1)
+    for key in dict.fromkeys(keys[~failed].flatten().tolist()):
+        if not key:
+            continue
+        where = (keys == key) & ~failed[:, None]
+        members = {int(rank): float(sums[rank, column]) for rank, column in np.argwhere(where)}
+        votes = Counter(members.values())
+        if len(votes) < 2:
+            continue
+        most = max(votes.values())
+        winners = [value for value, count in votes.items() if count == most]
+        reference = winners[0]  # Counter keeps the order of first appearance: the lowest rank's
+        return Split(
+            key=key,
+            diverged=tuple(rank for rank, value in members.items() if value != reference),
+            majority=tuple(rank for rank, value in members.items() if value == reference),
+            tie=len(winners) > 1,
+        )
+    return None
+
+
+def locate_desync(
+    ranks: Ranks, plan: SamplePlan, row_checksums: torch.Tensor, found: Split
+) -> Desync:
+    """Return the parameters in which the diverged ranks differ from the majority."""
+    mine = torch.zeros_like(row_checksums)
+    if found.key in plan.region_keys:
+        mine = torch.where(
+            plan.replica_class == plan.region_keys.index(int(found.key)), row_checksums, mine
+        )
+    # All ranks get the checksums of the reference rank, then count the diverged ranks per row.
+    reference = mine.clone() if ranks.rank == found.majority[0] else torch.zeros_like(mine)
+    ranks.all_reduce(reference, dist.ReduceOp.SUM)
+    differs = (mine != reference).long()
+    if ranks.rank not in found.diverged:
+        differs.zero_()
+    ranks.all_reduce(differs, dist.ReduceOp.SUM)
+    where = torch.nonzero(differs).flatten()[:MOST_PLACES].tolist()
+    params = tuple(plan.names[i] for i in where)
+    return Desync(found.diverged, found.majority[0], params, found.tie)

@@ -1,0 +1,73 @@
+"""The wire protocol of rank slots: what each rank sends about itself in an observation.
+
+A slot is a row of float64 numbers, one per rank, all zeros on the other ranks, so that a SUM is a
+gather. It holds the rank telemetry (`distmon.metrics.RANK_METRICS`), the fields below that only the
+monitor itself reads, and the text of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmon.collect.evaluations import PENDING_EVALUATIONS
+from distmon.metrics import RANK_METRICS
+from distmon.sampling.plan import REPLICA_CLASSES
+
+Floats = NDArray[np.float64]
+
+WIRE_FIELDS: Final[tuple[str, ...]] = (
+    "plan_hash",  # what the rank samples, 48 bits
+    *(f"region_key{i}" for i in range(REPLICA_CLASSES)),  # which shards of the class, 48 bits
+    *(f"checksum{i}" for i in range(REPLICA_CLASSES)),  # of the class's sampled weights, 48 bits
+    "signal_step",  # first step whose loss or gradient norm was not finite, else 0
+    "signal_kind",  # index into `collect.finite_watch.SIGNALS`
+    "nonfinite_known",  # 1 when an earlier record has located the NaN that is still there
+    "reported_norm",  # newest gradient norm that the trainer reported, -1 without one
+    "reported_norm_share",  # of its square in the total's; 0 when it is the total
+    "lr",  # that the trainer reported, or of this rank's first param group; NaN without one
+    *(
+        f"eval{i}_{what}"  # evaluation i since the last record; step 0: none
+        for i in range(PENDING_EVALUATIONS)
+        for what in ("step", "epoch", "train_loss", "val_loss")
+    ),
+    "task_key",  # which tasks were measured since the last record, 48 bits, 0 for none
+)
+_FIELDS: Final = (*(metric.name for metric in RANK_METRICS), *WIRE_FIELDS)
+_TEXT_NUMBERS: Final = 12
+_BYTES_PER_NUMBER: Final = 6  # a float64 holds 48 bits exactly
+SLOT_SIZE: Final = len(_FIELDS) + _TEXT_NUMBERS
+CHECKSUMS: Final = slice(_FIELDS.index("checksum0"), _FIELDS.index("checksum0") + REPLICA_CLASSES)
+"""Where the checksums are; they are computed on the device and written there directly."""
+
+
+def pack(values: Mapping[str, float], error: str) -> list[float]:
+    """Return one slot; a field that `values` lacks is 0."""
+    return [*(values.get(name, 0.0) for name in _FIELDS), *_pack_text(error)]
+
+
+def unpack(slots: Floats) -> tuple[dict[str, Floats], dict[int, str]]:
+    """Return `fields[name][rank]` and the error texts by rank, from [ranks, SLOT_SIZE]."""
+    fields = dict(zip(_FIELDS, slots.T[: len(_FIELDS)].copy(), strict=True))
+    texts = slots[:, len(_FIELDS) :]
+    if not texts.any():
+        return fields, {}
+    errors = {rank: _unpack_text(row) for rank, row in enumerate(texts)}
+    return fields, {rank: text for rank, text in errors.items() if text}
+
+
+def _pack_text(text: str) -> list[float]:
+    if not text:
+        return [0.0] * _TEXT_NUMBERS
+    raw = text.encode("ascii", "replace")[: _TEXT_NUMBERS * _BYTES_PER_NUMBER]
+    raw = raw.ljust(_TEXT_NUMBERS * _BYTES_PER_NUMBER, b"\0")
+    parts = range(0, len(raw), _BYTES_PER_NUMBER)
+    return [float(int.from_bytes(raw[i : i + _BYTES_PER_NUMBER], "little")) for i in parts]
+
+
+def _unpack_text(numbers: Floats) -> str:
+    raw = b"".join(int(n).to_bytes(_BYTES_PER_NUMBER, "little") for n in numbers)
+    return raw.rstrip(b"\0").decode("ascii", "replace")

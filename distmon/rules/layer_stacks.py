@@ -1,0 +1,71 @@
+"""Group parameters by layer of a stack, from names such as `blocks.2.mlp.up.weight`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmon.record.record import ParamTable
+from distmon.rules.base import layer_of
+
+Rows = NDArray[np.int64]
+"""Indices into the parameter table."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A numbered list of modules, such as `blocks`, in order of depth."""
+
+    layers: tuple[str, ...]
+    """`blocks.0`, `blocks.1`, ..."""
+    rows: tuple[Rows, ...]
+    """The parameters of each layer."""
+    roles: Mapping[str, Rows]
+    """From `blocks.*.mlp.up.weight` to that parameter in every layer; at least two layers."""
+
+
+@lru_cache(maxsize=4)  # the names are the same in every record of a run
+def stacks(names: tuple[str, ...]) -> tuple[Stack, ...]:
+    """Return all stacks of at least two layers, in the order of their first parameters."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for row, name in enumerate(names):
+        stack, _, number = layer_of(name).rpartition(".")
+        if number.isdigit():
+            found.setdefault(stack, {}).setdefault(int(number), []).append(row)
+    return tuple(
+        _stack(names, stack, dict(sorted(layers.items())))
+        for stack, layers in found.items()
+        if len(layers) > 1
+    )
+
+
+def _stack(names: tuple[str, ...], stack: str, layers: Mapping[int, list[int]]) -> Stack:
+    prefix = f"{stack}." if stack else ""
+    roles: dict[str, list[int]] = {}
+    for number, rows in layers.items():
+        for row in rows:
+            rest = names[row].removeprefix(f"{prefix}{number}")
+            roles.setdefault(f"{prefix}*{rest}", []).append(row)
+    return Stack(
+        layers=tuple(f"{prefix}{number}" for number in layers),
+        rows=tuple(np.array(rows) for rows in layers.values()),
+        roles={role: np.array(rows) for role, rows in roles.items() if len(rows) > 1},
+    )
+
+
+@lru_cache(maxsize=4)
+def fingerprint(names: tuple[str, ...]) -> int:
+    """Return a hash of the names, to check that saved rows refer to the same table."""
+    return zlib.crc32("\n".join(names).encode())
+
+
+def sizes(table: ParamTable) -> NDArray[np.float64]:
+    """Estimate the elements of each parameter as norm ** 2 / mean square; NaN if unknown."""
+    c = table.columns
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(c["weight_norm"] ** 2 / (c["weight_std"] ** 2 + c["weight_mean"] ** 2))

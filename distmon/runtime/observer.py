@@ -1,0 +1,305 @@
+"""The part of an observation that touches tensors and ranks: snapshot, measure, reduce."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from csrc_triton.row_layout import SUM
+from distmon.collect.finite_watch import Evidence
+from distmon.collect.gradient_gain import BackwardNorms
+from distmon.collect.losses import Floats, LossRing
+from distmon.collect.ownership import Ownership, found_inf
+from distmon.collect.task_gradients import TaskGradients
+from distmon.config import MonitorConfig
+from distmon.device import to_device
+from distmon.layout import Shard
+from distmon.layout.replacements import ParameterIdentities
+from distmon.probe import Rows, choose_probe
+from distmon.probe.partial_gradients import PartialGradients
+from distmon.probe.sparse_gradients import fill_sparse_gradient
+from distmon.probe.torch_probe import odd_multipliers
+from distmon.record.builder import Observation
+from distmon.record.statistics import Sampling
+from distmon.reduce.buffers import Buffers, buffers_on
+from distmon.reduce.process_group import Ranks
+from distmon.runtime.agreement import agreement_hashes
+from distmon.runtime.searches import Found, Searches
+from distmon.sampling.plan import REPLICA_CLASSES, build_plan
+from distmon.sampling.reading import Reading
+
+log = logging.getLogger("distmon")
+MOST_LOSSES = 4096
+"""Most steps whose losses one observation sends; of a longer interval the last ones."""
+_48_BITS = (1 << 48) - 1
+
+
+class Observer:
+    """Owns the tables and buffers of one rank, which are allocated once."""
+
+    def __init__(
+        self,
+        shards: list[Shard],
+        ownership: Ownership,
+        ranks: Ranks,
+        config: MonitorConfig,
+        reading: Reading,
+        gain: BackwardNorms,
+    ) -> None:
+        self._shards = shards
+        self._ownership = ownership
+        self.ranks = ranks
+        self._config = config
+        device = shards[0].weight().device
+        self._reading = reading
+        self.plan = build_plan(shards, reading, config.seed, device)
+        self.sampling = Sampling.describe(
+            self.plan,
+            [len(s.global_shape) for s in shards],
+            [s.requires_grad() for s in shards],
+        )
+        self._probe = choose_probe(config.backend, self.plan, shards)
+        self._partial = PartialGradients(self.plan, shards)
+        self.gain = gain
+        self._interval = config.interval
+        self.buffers = self._make_buffers()
+        self.losses = LossRing(self._loss_slots, device)
+        self.tasks = TaskGradients(shards, config.seed)
+        self._searches = self._make_searches()
+        self._steps: list[int] = []
+        self._everything = frozenset(range(len(shards)))
+        self._filled: frozenset[int] = frozenset()
+        self._all_applied = torch.ones(len(shards), dtype=torch.float64, device=device)
+        self._owner_columns = ownership.columns()
+        self._row_multipliers = odd_multipliers(len(shards), device)
+        classes = self.plan.replica_class.cpu().numpy()
+        self._class_rows = [np.flatnonzero(classes == i) for i in range(REPLICA_CLASSES)]
+        self._identities = ParameterIdentities(shards)
+        self._side: Rows | None = None
+        self._unreadable: set[str] = set()
+
+    @property
+    def _loss_slots(self) -> int:
+        return min(self._interval, MOST_LOSSES)
+
+    def _make_buffers(self) -> Buffers:
+        return buffers_on(self.plan.device)(
+            len(self._shards),
+            self.ranks,
+            self._config.percentiles,
+            self._loss_slots,
+            self.plan.device,
+            self._partial.size,
+            self.gain.size,
+        )
+
+    def resize(self, interval: int) -> None:
+        """Make room for the losses of another interval. Nothing may be in flight."""
+        self._interval = interval
+        if self._loss_slots == self.losses.capacity:
+            return
+        kept = self.losses.to_list()
+        self.losses = LossRing(self._loss_slots, self.plan.device)
+        self.losses.restore(kept)
+        old, self.buffers = self.buffers, self._make_buffers()
+        self.buffers.copy_rows_from(old)
+
+    @property
+    def collective_bytes(self) -> int:
+        """Bytes that this rank sends in one observation."""
+        return self.buffers.nbytes
+
+    @property
+    def agreement(self) -> dict[str, int]:
+        """What must be equal on all ranks; see `agreement_hashes`."""
+        return agreement_hashes(
+            self._config, self.plan, self.sampling, self.gain.blocks, self._partial.rows
+        )
+
+    @property
+    def first_lr(self) -> float:
+        """Learning rate of this rank's first param group at the observed step; NaN without one."""
+        return self._ownership.first_lr
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers that train the observed parameters."""
+        return self._ownership.optimizers
+
+    def snapshot(self) -> None:
+        """Keep the sampled weights. Call it just before an optimizer step."""
+        self._follow_replacements()
+        self._probe.snapshot()
+
+    def _follow_replacements(self) -> None:
+        """Read what modules hold now, where parameters were replaced since attach.
+
+        The samples stay the same, so the other ranks need not know.
+        """
+        replaced = self._identities.replaced(self._shards)
+        if not replaced:
+            return
+        for each in replaced:
+            self._shards[each.index] = each.shard
+        level = logging.WARNING if self.ranks.rank == 0 else logging.INFO
+        more = f" (and {len(replaced) - 1} others)" if len(replaced) > 1 else ""
+        log.log(level, "distmon: parameter %s%s", replaced[0].sentence, more)
+        self._ownership.refresh()
+        self.plan = build_plan(self._shards, self._reading, self._config.seed, self.plan.device)
+        self._probe = choose_probe(self._config.backend, self.plan, self._shards)
+        self._partial = PartialGradients(self.plan, self._shards)
+        self._searches = self._make_searches()
+
+    def _make_searches(self) -> Searches:
+        check = self._config.replica_check
+        return Searches(self.ranks, self.plan, self._shards, self.tasks, check)
+
+    def measure(
+        self, optimizer: torch.optim.Optimizer | None, ran: bool, read_in_full: Sequence[int] = ()
+    ) -> None:
+        """Fill the rows that `optimizer` has just stepped, while their gradients still exist.
+
+        None means all rows that are not filled yet; without `ran` their gradients and updates
+        count as not measured. The gradients of `read_in_full` are read in full.
+        """
+        if not self._filled and self._partial.size:
+            self.buffers.partial_gradients.zero_()
+        mine = self._rows_to_fill(optimizer)
+        if not mine:
+            return
+        applied = self._applied(mine if ran else frozenset())
+        skipped = found_inf(optimizer)
+        if skipped is not None:
+            applied = applied * (1 - skipped.to(applied).reshape(()))
+        in_full = [i for i in read_in_full if i in mine]
+        if mine == self._everything:
+            self._probe.measure(self.buffers.rows, applied)
+            self._probe.read_whole_gradients(self.buffers.rows, in_full)
+        else:
+            self._measure_some(mine, applied, in_full)
+        if not self._filled:
+            # Before a scheduler changes the lr, and after the probe has read all parameters, which
+            # are then in the cache.
+            self._owner_columns = self._ownership.columns()
+        self._partial.move(self.buffers.rows, self.buffers.partial_gradients, applied, mine)
+        for row in self._probe.without_grad:
+            if row in mine:
+                self._read_other_gradient(row, applied[row])
+        self._filled |= mine
+
+    def _read_other_gradient(self, row: int, applied: torch.Tensor) -> None:
+        """Read a gradient that the probe cannot, or note that there is one."""
+        shard = self._shards[row]
+        gradient = shard.sparse_grad()
+        if gradient is not None:
+            sample = self.plan.gradient_samples[row]
+            fill_sparse_gradient(self.buffers.rows, row, gradient, applied, sample)
+        elif shard.grad_is_unreadable():
+            self.buffers.rows.sums[row, SUM["g_unreadable"]] = 1.0
+            self._name_unreadable(shard.name)
+
+    def _name_unreadable(self, name: str) -> None:
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            log.warning("distmon: the gradient of %s cannot be read; its norm is missing", name)
+
+    def _rows_to_fill(self, optimizer: torch.optim.Optimizer | None) -> frozenset[int]:
+        if optimizer is None:
+            return self._everything - self._filled if self._filled else self._everything
+        mine = self._ownership.rows_of(optimizer)
+        if not self._filled:
+            mine = mine | self._ownership.unowned()
+        return frozenset(mine - self._filled)
+
+    def _applied(self, rows: frozenset[int]) -> torch.Tensor:
+        """Return a column on the device: 1 for these rows, else 0."""
+        if rows == self._everything:
+            return self._all_applied
+        applied = torch.zeros(len(self._shards), dtype=torch.float64)
+        applied[sorted(rows)] = 1
+        return to_device(applied, self.plan.device)
+
+    def _measure_some(
+        self, mine: frozenset[int], applied: torch.Tensor, in_full: list[int]
+    ) -> None:
+        """Fill the rows of one of several optimizers: a probe fills all rows, copy these only."""
+        if self._side is None:
+            self._side = Rows.like(self.buffers.rows)
+        self._probe.measure(self._side, applied)
+        self._probe.read_whole_gradients(self._side, in_full)
+        self.buffers.rows.take_from(
+            self._side, to_device(torch.tensor(sorted(mine)), applied.device)
+        )
+
+    def start(self, step: int, slot: Mapping[str, float], error: str) -> None:
+        """Enter the collectives. Every rank calls this at the same step, whatever happened.
+
+        What fails locally is sent as text instead of numbers; only a `CollectiveError` is raised.
+        """
+        self._steps, values, given = self.losses.take()
+        identity = self._identity(step, failed=bool(error))
+        if not error:
+            try:
+                self._fill_buffers({**slot, **identity}, values, given)
+            except Exception as problem:
+                error = f"send: {type(problem).__name__}: {problem}"
+        if error:
+            self.buffers.clear()
+            known = slot.get("nonfinite_known", 0.0)
+            self.buffers.put_slot({**identity, "nonfinite_known": known, "failed": 1.0}, (), error)
+        self._filled = frozenset()
+        self.buffers.start()
+
+    def _fill_buffers(
+        self, telemetry: Mapping[str, float], values: torch.Tensor | Floats, given: Floats
+    ) -> None:
+        self.buffers.put_owners(self._owner_columns)
+        self.buffers.put_slot(telemetry, self._checksums(), "")
+        self.buffers.put_losses(values, given)
+        self.gain.send(self.buffers.blocks)
+
+    def _checksums(self) -> torch.Tensor | list[int]:
+        """Return 48 bits by replica class over all sampled weights of this rank, on its device."""
+        if self.plan.device.type == "cpu":
+            on_host = self._probe.row_checksums.numpy() * self._row_multipliers.numpy()
+            return [int(on_host[rows].sum()) & _48_BITS for rows in self._class_rows]
+        sums = torch.zeros(REPLICA_CLASSES, dtype=torch.int64, device=self.plan.device)
+        weighted = self._probe.row_checksums * self._row_multipliers
+        return sums.index_add_(0, self.plan.replica_class, weighted) & _48_BITS
+
+    def _identity(self, step: int, failed: bool) -> dict[str, float]:
+        return {
+            "time": time.time(),
+            "step": float(step),
+            "plan_hash": float(self.plan.plan_hash),
+            **{f"region_key{i}": float(key) for i, key in enumerate(self.plan.region_keys)},
+            "failed": float(failed),
+        }
+
+    def losses_in_flight(self) -> list[tuple[int, float]]:
+        """Return the losses of an observation that is in flight. Waits for the device."""
+        return self.buffers.finish(len(self._steps)).losses_by_step(self._steps)
+
+    def finish(self, step: int, evidence: Evidence | None, search: bool = True) -> Observation:
+        """Return the reduced observation that was started at `step`, with nothing derived yet.
+
+        `evidence` is this rank's own. The searches are collective; `search=False` skips them.
+        """
+        reduced = self.buffers.finish(len(self._steps))
+        self._partial.fill(reduced.partial_gradients, reduced.sums, reduced.maxima, reduced.bins)
+        checksums = self._probe.row_checksums
+        found = self._searches.run(reduced, step, evidence, checksums) if search else Found()
+        return Observation(
+            step=step,
+            reduced=reduced,
+            losses=dict(reduced.losses_by_step(self._steps)),
+            nbytes=self.collective_bytes,
+            interval=self._interval,
+            nonfinite=found.nonfinite,
+            desync=found.desync,
+            tasks=found.tasks,
+        )

@@ -1,0 +1,100 @@
+"""Step numbers, and which steps are observed. Plain numbers, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class StepSchedule:
+    """Step counter of the monitor: the single source of truth for the step number.
+
+    The hooks of a step run before the `Monitor.step` that completes it, so the number of the coming
+    step is predicted from the stride of the last ones.
+    """
+
+    def __init__(self, interval: int, task_interval: int = 100, lag: int = 0) -> None:
+        """`lag`: steps from an observation to its pick-up, the same number on every rank."""
+        self.interval = interval
+        self.lag = min(lag, interval)
+        self.completed = 0
+        """Number of the last step that is done."""
+        self.next_observation = interval
+        self.begun = False
+        """Whether this process has completed a step."""
+        self._stride = 1
+        self._task_interval = task_interval
+        self._tasks_at = 0
+
+    @property
+    def coming(self) -> int:
+        """Number of the step that is running."""
+        return self.completed + self._stride
+
+    @property
+    def coming_is_observed(self) -> bool:
+        """Whether the step that is running is observed."""
+        return self.completed + self._stride >= self.next_observation
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the last completed step is observed."""
+        return self.completed >= self.next_observation
+
+    @property
+    def steps_since_observation(self) -> int:
+        """Completed steps that the next observation reports the losses of."""
+        return self.interval - (self.next_observation - self.completed)
+
+    def advance(self, step: int | None) -> bool:
+        """Complete the next step, or `step`; return whether it is the first of this process."""
+        number = self.completed + 1 if step is None else int(step)
+        if self.begun:
+            self._stride = max(1, number - self.completed)
+            self.completed = number
+            return False
+        self.begun = True
+        if number != self.completed + 1:
+            self.next_observation = self._first_after(number - 1)
+        self.completed = number
+        return True
+
+    def started(self) -> None:
+        """Note that an observation of the completed step has started, and plan the next one."""
+        self.next_observation = self._first_after(self.completed)
+
+    def is_due(self, started_at: int) -> bool:
+        """Return whether the observation that began at `started_at` is picked up now."""
+        return self.completed >= started_at + self.lag
+
+    def change_interval(self, interval: int) -> None:
+        """Observe every `interval` steps from now on."""
+        self.interval = interval
+        self.next_observation = self._first_after(self.completed)
+
+    def take_task_turn(self) -> bool:
+        """Return whether the tasks are measured in the coming step; once per step.
+
+        Never in the first step of the process: a static graph learns its order there.
+        """
+        coming = self.coming
+        due = coming // self._task_interval > self.completed // self._task_interval
+        if not due or not self.begun or self._tasks_at == coming:
+            return False
+        self._tasks_at = coming
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"step": self.completed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the step of `state`."""
+        step = int(state["step"])
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        self.completed = step
+        self.next_observation = self._first_after(self.completed)
+
+    def _first_after(self, step: int) -> int:
+        return step - step % self.interval + self.interval

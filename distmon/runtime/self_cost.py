@@ -1,0 +1,49 @@
+"""The monitor's own time, and the budget that it is held to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distmon.record.record import Record
+from distmon.runtime.budget import Budget, Stretch
+
+
+class SelfCost:
+    """Adds up the time of this rank's training thread in the monitor, between observations."""
+
+    def __init__(self, budget: Budget, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
+        self._budget = budget
+        self._seconds = 0.0
+        self._idle_seconds = 0.0
+
+    def add_since(self, begin: float) -> None:
+        """Add the time since `begin`, a value of `now`."""
+        self._seconds += self.now() - begin
+
+    def add_step(self, begin: float, idle: bool) -> None:
+        """Add the time since `begin`, spent in a `step()`; `idle` ones are also counted apart."""
+        seconds = self.now() - begin
+        self._seconds += seconds
+        if idle:
+            self._idle_seconds += seconds
+
+    def take(self) -> dict[str, float]:
+        """Return the rank telemetry about the monitor's own time and start over."""
+        taken = {"monitor_seconds": self._seconds, "monitor_step_seconds": self._idle_seconds}
+        self._seconds = self._idle_seconds = 0.0
+        return taken
+
+    def evaluate(self, record: Record) -> Stretch | None:
+        """Return the change of the interval that the budget requires after this record."""
+        return self._budget.evaluate(record)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the interval is stretched."""
+        return {"stretch": self._budget.multiple}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> int:
+        """Continue with the interval that an earlier process had reached, and return it."""
+        return self._budget.resume(int(state.get("stretch", 1)))

@@ -1,0 +1,102 @@
+"""How the gradient and the weight of each parameter are sampled, from its shape alone.
+
+Gradients of language models are row-structured: most of an embedding's squared norm lies in the
+rows of a few frequent tokens, which a sample that is spread evenly misses. So every row (or, in a
+matrix that is stored the other way round, every column) of a tall matrix is sampled. Gradients need
+no snapshot, so reading more of them takes time but little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+from csrc_triton.row_layout import GROUPS, RUN
+from distmon.sampling.sample import Sample, choose
+
+WHOLE_UP_TO: Final = 8192
+"""Elements up to which a gradient is read whole."""
+RUNS_ELSEWHERE: Final = 1024
+TALL: Final = 4096
+"""Rows from which on every row is sampled."""
+VOCABULARY_RUNS: Final = 3 << 15
+"""Runs in a matrix with 4 times as many rows as columns: its squared norm may lie in few rows."""
+MOST_POINTS: Final = 8192
+"""Single elements of a tall weight: each is a cache line to wait for, before and after a step."""
+MOST_RUNS: Final = 1 << 22
+"""Runs in all tall matrices together: tables of 20 MB over all ranks."""
+
+
+def gradient_samples(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], seed: int
+) -> tuple[Sample, ...]:
+    """Return the sample of every gradient."""
+    samples = [_gradient_sample(n, s, seed, tall=True) for n, s in zip(names, shapes, strict=True)]
+    by_row = [i for i, sample in enumerate(samples) if sample.rows > 1 and not sample.whole]
+    runs = sum(_runs(samples[i]) for i in by_row)
+    # The least tall ones first: the fewer rows for its columns, the less a matrix depends on them.
+    for i in sorted(by_row, key=lambda i: _tallness(shapes[i])):
+        if runs <= MOST_RUNS:
+            break
+        runs -= _runs(samples[i])
+        samples[i] = _gradient_sample(names[i], shapes[i], seed, tall=False)
+    return tuple(samples)
+
+
+def weight_samples(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], sample_size: int, seed: int
+) -> tuple[Sample, ...]:
+    """Return the sample of every weight and its update: `sample_size` elements of each.
+
+    What small parameters leave of 1.5 x `sample_size` x parameters, the elements whose tables and
+    snapshot take 12 bytes x `sample_size` x parameters, goes to single elements in as many rows of
+    tall matrices, up to MOST_POINTS in each.
+    """
+    samples = [
+        choose(name, prod(shape), sample_size, seed)
+        for name, shape in zip(names, shapes, strict=True)
+    ]
+    tall = [i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole]
+    room = 3 * sample_size * len(samples) // 2 - sum(sample.count for sample in samples)
+    for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
+        points = min(shapes[i][0], MOST_POINTS, sample_size + room // (len(tall) - number))
+        room -= points - sample_size
+        samples[i] = Sample(
+            names[i], prod(shapes[i]), seed, row_strata=1, cell_strata=points, run=1
+        )
+    return tuple(samples)
+
+
+def is_tall(shape: tuple[int, ...]) -> bool:
+    """Whether every row of a parameter is sampled. A long vector has rows of one element."""
+    return len(shape) > 0 and shape[0] >= TALL
+
+
+def _gradient_sample(name: str, shape: tuple[int, ...], seed: int, tall: bool) -> Sample:
+    numel = prod(shape)
+    if numel <= WHOLE_UP_TO:
+        return whole_sample(name, numel, seed)
+    if tall and is_tall(shape):
+        rows, length = shape[0], numel // shape[0]
+        runs = max(1, VOCABULARY_RUNS // rows) if rows >= 4 * length else 1
+        return Sample(name, numel, seed, row_strata=rows, cell_strata=runs, rows=rows)
+    if tall and len(shape) > 1 and shape[-1] >= max(TALL, 4 * (numel // shape[-1])):
+        # Stored the other way round: each of the 8 groups has a run in every cell of columns.
+        rows, cells = numel // shape[-1], -(-shape[-1] // RUN)
+        return Sample(name, numel, seed, min(GROUPS, rows), cells, rows=rows)
+    return choose(name, numel, RUNS_ELSEWHERE * RUN, seed)
+
+
+def whole_sample(name: str, numel: int, seed: int) -> Sample:
+    """Return the sample that is the whole parameter."""
+    return Sample(name, numel, seed, row_strata=1, cell_strata=-(-numel // RUN))
+
+
+def _runs(sample: Sample) -> int:
+    return sample.row_strata * min(sample.cell_strata, sample.cells)
+
+
+def _tallness(shape: tuple[int, ...]) -> float:
+    numel = prod(shape)
+    return max(shape[0] ** 2 / numel, shape[-1] ** 2 / numel)

@@ -1,0 +1,41 @@
+"""Rank-0 output: the run folder and the sinks."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+
+from distmon.record.record import Record
+from distmon.rules.alert import Alert
+from distmon.runs.run_folder import RunFolder
+from distmon.sinks import Delivery
+
+
+class RunOutput:
+    """Posts records and alerts to the sinks; never waits for them before `close`."""
+
+    def __init__(self, folder: RunFolder, delivery: Delivery, world_size: int) -> None:
+        self._folder = folder
+        self._delivery = delivery
+        self._world_size = world_size
+        # A script that ends without close() still gets its last records on disk.
+        atexit.register(self.close)
+
+    def begin(self, resumed_from: int) -> None:
+        """Add this attempt to the run folder; called at the first step."""
+        self._folder.begin_attempt(resumed_from=resumed_from, world_size=self._world_size)
+
+    def post(self, record: Record, alerts: Sequence[Alert]) -> None:
+        """Deliver a record and its alerts."""
+        self._delivery.post_record(record)
+        for alert in alerts:
+            self._delivery.post_alert(alert)
+
+    def alert(self, alert: Alert) -> None:
+        """Deliver an alert at once, before the next record."""
+        self._delivery.post_alert(alert)
+
+    def close(self) -> None:
+        """Flush the sinks within the delivery timeout. Safe to call twice."""
+        atexit.unregister(self.close)
+        self._delivery.close()

@@ -1,1 +1,0 @@
-"""What each rank tells about itself: timing and throughput."""

@@ -1,0 +1,190 @@
+"""The built-in model of `distmon verify`: small, and full of corner cases.
+
+It has a tall embedding, parameters larger and smaller than a sample, sizes that do not divide by
+the number of ranks, a first dimension of 1 (most ranks then hold none of it), a frozen module, and
+a trainable one that no optimizer owns. Every trainable parameter gets a gradient that is not zero.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+from torch.nn import functional
+
+from distmon.verify.parallelisms.workload import Workload
+
+VOCABULARY = 101
+PAIRS = 4099
+WIDTH = 48
+HEAD_WIDTH = 6
+HIDDEN = 173
+TOKENS = 16
+EXAMPLES = 16
+
+
+def example_workload() -> Workload:
+    """Return the built-in model in float64 with its data; the caller sets the seed."""
+    model = ExampleModel().double()
+    return Workload(model, _batch, _next_token_loss, without_optimizer=("offset",))
+
+
+class ExampleModel(nn.Sequential):
+    """A transformer as a sequence of layers, so that it can be split into pipeline stages."""
+
+    def __init__(self) -> None:
+        blocks = ("block0", "block1")
+        frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        layers: list[tuple[str, nn.Module]] = [
+            ("embed", TokensAndPairs()),
+            ("frozen", frozen),
+            ("gate", Gate()),
+            ("offset", Offset()),
+            *((name, Block()) for name in blocks),
+            ("norm", nn.LayerNorm(WIDTH)),
+            ("head", nn.Linear(WIDTH, VOCABULARY)),
+        ]
+        super().__init__(OrderedDict(layers))
+        self.tensor_parallel_plan = {
+            f"{block}.{path}": style for block in blocks for path, style in _columns_and_rows()
+        }
+        self.sequence_parallel_plan = _sequence_plan(blocks)
+
+
+class TokensAndPairs(nn.Embedding):
+    """Embeds each token, and each pair of neighboring tokens in a tall hashed table."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCABULARY, WIDTH)
+        generator = torch.Generator().manual_seed(1)  # leaves the other weights as they were
+        self.pairs = nn.Parameter(0.1 * torch.randn(PAIRS, WIDTH, generator=generator))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        pairs = (tokens + VOCABULARY * tokens.roll(1, -1)) % PAIRS
+        return super().forward(tokens) + functional.embedding(pairs, self.pairs)
+
+
+class Gate(nn.Module):
+    """A parameter with a first dimension of 1: under most shardings only one rank holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(1, WIDTH) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+class Offset(nn.Module):
+    """A trainable parameter that no optimizer owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.rand(WIDTH) * 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
+class Attention(nn.Module):
+    """Causal attention with separate projections.
+
+    Keys have no bias: it would cancel in the softmax, and its gradient be rounding noise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, WIDTH)
+        self.k = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.v = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The number of heads is local: under tensor parallelism each rank has some of them.
+        q, k, v = (
+            linear(x).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
+            for linear in (self.q, self.k, self.v)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        output: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return output
+
+
+class Mlp(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.down(functional.gelu(self.up(x)))
+        return output
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        output: torch.Tensor = x + self.mlp(self.norm2(x))
+        return output
+
+
+def _batch(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 + step)
+    return torch.randint(0, VOCABULARY, (EXAMPLES, TOKENS), generator=generator)
+
+
+def _next_token_loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+
+def _columns_and_rows(rows_to: Replicate | Shard | None = None) -> list[tuple[str, ParallelStyle]]:
+    """Return the plan of one block; `rows_to` is the placement of the outputs."""
+    layout = rows_to or Replicate()
+    return [
+        *((f"attention.{name}", ColwiseParallel()) for name in ("q", "k", "v")),
+        ("attention.out", RowwiseParallel(output_layouts=layout)),
+        ("mlp.up", ColwiseParallel(use_local_output=False)),
+        ("mlp.down", RowwiseParallel(output_layouts=layout)),
+    ]
+
+
+def _sequence_plan(blocks: tuple[str, ...]) -> dict[str, ParallelStyle]:
+    """Return the plan in which activations between blocks are sharded along the sequence."""
+    part, whole = Shard(1), Replicate()
+    plan: dict[str, ParallelStyle] = {
+        "offset": PrepareModuleOutput(output_layouts=whole, desired_output_layouts=part),
+        "norm": SequenceParallel(),
+        "head": PrepareModuleInput(
+            input_layouts=part, desired_input_layouts=whole, use_local_output=True
+        ),
+    }
+    for block in blocks:
+        for norm in ("norm1", "norm2"):
+            plan[f"{block}.{norm}"] = SequenceParallel()
+        for layer in ("attention", "mlp"):
+            plan[f"{block}.{layer}"] = PrepareModuleInput(
+                input_layouts=part, desired_input_layouts=whole, use_local_output=True
+            )
+        plan |= {f"{block}.{path}": style for path, style in _columns_and_rows(rows_to=part)}
+    return plan

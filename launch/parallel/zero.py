@@ -1,0 +1,178 @@
+"""`--parallel deepspeed`: a DeepSpeed engine, which owns the optimizer and clips by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from launch.model import GPT, cross_entropy
+from launch.parallel.base import MicroBatch, Parallelism, Sizes, blank_state, require_ranks
+from launch.ranks import BadInput
+
+if TYPE_CHECKING:
+    from launch.options import Options
+
+STAGE = 2  # unless --zero says otherwise
+CONFIGS = Path(__file__).parents[1]  # where ds_zero*.json are
+FLAT_MASTERS = "single_partition_of_fp32_groups"  # of stages 1 and 2
+INJECTABLE = ("spike", "straggler", "slow_data", "memory_leak")
+
+
+class Zero(Parallelism):
+    """ZeRO: optimizer state (stage 1), gradients (2) and weights (3) are sharded.
+
+    `prepare_optimizer` makes the engine, and `module` is the engine from then on.
+    """
+
+    @classmethod
+    def divide(cls, options: Options, world: int) -> Sizes:
+        require_ranks(options, world)
+        if options.compile:
+            raise BadInput("--compile does not work with --parallel deepspeed")
+        if options.bf16_weights:
+            raise BadInput(
+                "--bf16-weights does not work with --parallel deepspeed, whose engine keeps "
+                "float32 copies of the weights"
+            )
+        if options.inject not in (None, *INJECTABLE):
+            raise BadInput(
+                f"--inject {options.inject} does not work with --parallel deepspeed, whose engine "
+                "gives no access to its gradients; spike does"
+            )
+        if importlib.util.find_spec("deepspeed") is None:
+            raise BadInput("--parallel deepspeed needs pip install 'distmon[deepspeed]'")
+        return Sizes(shards=world, micro_batches=options.accumulate)
+
+    def wrap(self, model: GPT) -> nn.Module:
+        self._stage = STAGE if self.options.zero is None else self.options.zero
+        return model
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
+        import deepspeed
+
+        if self.device.type == "cpu":
+            # DeepSpeed would compile its own collectives for minutes; gloo has them.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        config = read_config(self._stage)
+        micro_batches = self.sizes.micro_batches
+        config["train_micro_batch_size_per_gpu"] = self.options.batch_size // (
+            self.sizes.data * micro_batches
+        )
+        config["gradient_accumulation_steps"] = micro_batches
+        config["gradient_clipping"] = self.options.clip
+        if self.options.bf16:
+            config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        self.module, *_ = deepspeed.initialize(model=self.model, optimizer=optimizer, config=config)
+        return EngineOptimizer(self.module, optimizer)
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
+        total = torch.zeros((), device=self.device)
+        for number, (inputs, targets, factor) in enumerate(micro_batches, start=1):
+            self.module.set_gradient_accumulation_boundary(number == len(micro_batches))
+            loss = cross_entropy(self.module(inputs), targets) * factor
+            self.module.backward(loss, scale_wrt_gas=False)
+            total += loss.detach()
+        return total
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return 0: only the engine knows the norm, and reports it to the monitor itself."""
+        return torch.zeros(())
+
+    def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
+        """Do nothing; the engine clips."""
+
+    @torch.no_grad()
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        return cross_entropy(self.module(inputs), targets)
+
+    def full_state(self, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        if not self._stage:
+            return super().full_state(optimizer.inner)
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        self.link_states()
+        # The engine's optimizer steps flat masters of many parameters, all in the same state.
+        of_master = next(iter(optimizer.inner.state.values()))
+        weights = {
+            name: safe_get_full_fp32_param(parameter).cpu()
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+        }
+        states = {
+            name: {
+                key: safe_get_full_optimizer_state(each, key).cpu() if value.ndim else value.clone()
+                for key, value in of_master.items()
+            }
+            for name, each in self.parameters.items()
+        }
+        return (weights, states) if self.ranks.is_main else ({}, {})
+
+    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+        if not self._stage:
+            super().load_optimizer_state(optimizer.inner, state)
+            return
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+        wrapper, world, rank = self.module.optimizer, self.ranks.world, self.ranks.rank
+        like = next(iter(state.values()))
+        masters = "fp32_partitioned_groups_flat" if self._stage == 3 else FLAT_MASTERS
+        for master in getattr(wrapper, masters):
+            optimizer.inner.state[master] = blank_state(like, master)
+        self.link_states()
+        for name, key in ((name, key) for name in state for key in like if like[key].ndim):
+            parameter, value = self.parameters[name], state[name][key].to(self.device)
+            if self._stage < 3:
+                safe_set_full_optimizer_state(parameter, value, key)
+                continue
+            # DeepSpeed's setter of full states fails where the last shard is padded.
+            size = parameter.ds_tensor.numel()
+            padded = F.pad(value.flatten(), (0, size * world - value.numel()))
+            safe_set_local_optimizer_state(parameter, padded[rank * size :][:size], key)
+
+    def link_states(self) -> None:
+        """Link parameters to their optimizer state, which DeepSpeed does for the first group only.
+
+        It links all groups when the first has stepped and the others have no state yet.
+        """
+        if self._stage < 3:
+            from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+            wrapper = self.module.optimizer
+            masters = getattr(wrapper, FLAT_MASTERS)
+            for parameters, master in zip(wrapper.bit16_groups, masters, strict=True):
+                lazy_init_hp_params_optimizer_state(parameters, master, wrapper.optimizer.state)
+
+    def close(self) -> None:
+        if self.module is not self.model:
+            self.module.destroy()
+
+
+class EngineOptimizer:
+    """What the training loop calls of an optimizer, passed to the engine that owns it."""
+
+    def __init__(self, engine: Any, inner: torch.optim.Optimizer) -> None:
+        self.engine, self.inner = engine, inner
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+    def step(self) -> None:
+        self.engine.step()
+
+    def zero_grad(self) -> None:
+        """Do nothing; the engine has done it."""
+
+
+def read_config(stage: int) -> dict[str, Any]:
+    """Return the example configuration of a stage without what the trainer sets itself."""
+    if not stage:
+        return {"zero_optimization": {"stage": 0}, "steps_per_print": 10**9}
+    config = json.loads((CONFIGS / f"ds_zero{stage}.json").read_text())
+    return {key: value for key, value in config.items() if key not in ("optimizer", "distmon")}

@@ -1,0 +1,59 @@
+"""A norm that the trainer reports as a DTensor, which is still to be reduced over ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gloo_ranks import run_ranks
+from small_runs import batch, quiet, small_model
+from torch.distributed.fsdp import fully_shard
+
+import distmon
+from distmon.layout.reported import local_loss, local_norm
+
+
+def _train(_rank: int, _world: int, folder: str) -> dict[str, Any]:
+    model = small_model()
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with distmon.attach(model, optimizer, **quiet(Path(folder))) as monitor:
+        for step in range(1, 3):
+            optimizer.zero_grad()
+            loss = model(batch(step)).square().mean()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            local, share = local_norm(norm)
+            optimizer.step()
+            monitor.step(loss=loss, grad_norm=norm)
+        record = monitor.last_record
+    assert record is not None
+    return {
+        "whole": norm.full_tensor().item(),
+        "local": float(local),
+        "share": share,
+        "metrics": dict(record.metrics),
+        "faults": record.faults,
+    }
+
+
+def test_a_norm_that_is_partial_over_ranks_is_reduced_with_the_observation(tmp_path: Path) -> None:
+    found = run_ranks(_train, 2, str(tmp_path))
+    for each in found:
+        assert each["faults"] == ()
+        assert each["metrics"]["monitor/grad_norm"] == pytest.approx(each["whole"], rel=1e-6)
+        assert each["metrics"]["train/unclipped_grad_norm"] == pytest.approx(each["whole"])
+        assert each["metrics"]["monitor/applied_grad_norm"] < 0.02 < each["whole"]
+    if found[0]["share"]:
+        together = math.hypot(*(each["local"] for each in found))
+        assert together == pytest.approx(found[0]["whole"], rel=1e-6)
+
+
+def test_plain_numbers_are_the_total() -> None:
+    assert local_norm(2.5) == (2.5, 0.0)
+    norm = torch.tensor(3.0)
+    assert local_norm(norm) == (norm, 0.0)
+    assert local_loss(norm) is norm

@@ -1,0 +1,179 @@
+"""Every design: unbiased, and two standard errors cover the truth in at least 93% of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from csrc_triton.row_layout import GROUPS, MAX_COLUMNS, SUM, SUM_COLUMNS
+from distmon.record.statistics import Moments, SampleTable, Sampling, moments
+from distmon.reduce.buffers import Reduced
+from distmon.sampling.designs import (
+    MOST_RUNS,
+    RUNS_ELSEWHERE,
+    WHOLE_UP_TO,
+    gradient_samples,
+    weight_samples,
+)
+from distmon.sampling.sample import Sample
+
+SEEDS = 400
+
+
+def _dense(make: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return make.standard_normal(shape)
+
+
+def _row_structured(
+    make: np.random.Generator, shape: tuple[int, int], exponent: float = 0.5
+) -> np.ndarray:
+    """Rows of frequent and of rare tokens, most with no gradient; one has an eighth of it all."""
+    scale = (1.0 + make.permutation(shape[0])) ** -exponent
+    return make.standard_normal(shape) * np.where(make.random(shape[0]) < 0.3, scale, 0)[:, None]
+
+
+def _one_row(make: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """One row has a third of the squared norm."""
+    return _row_structured(make, shape, 0.75)
+
+
+def _graded_rows(make: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Rows of very different size, all of them there."""
+    return make.standard_normal(shape) * np.logspace(-2, 0, shape[0])[:, None]
+
+
+def _columns(make: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return np.ascontiguousarray(_row_structured(make, shape[::-1]).T)
+
+
+def _heavy_tailed(make: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Student's t with 5 degrees of freedom: squares have a variance, but no skewness."""
+    return make.standard_t(5, shape)
+
+
+def _few_elements(make: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Squares with a tail so heavy that they hardly have a mean."""
+    return make.standard_normal(shape) / np.maximum(make.random(shape), 1e-3) ** 0.45
+
+
+def _weights(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[Sample, ...]:
+    return weight_samples(names, shapes, 1024, 0)
+
+
+def _gradients(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[Sample, ...]:
+    samples = []
+    for name, shape in zip(names, shapes, strict=True):  # one by one: no run is given up
+        samples += gradient_samples([name], [shape], 0)
+    return tuple(samples)
+
+
+def _estimates(samples: Sequence[Sample], values: np.ndarray) -> Moments:
+    """Estimate the same tensor from each of the samples."""
+    flat, first = values.reshape(-1), SUM["g_sq0"]
+    sums = np.zeros((len(samples), len(SUM_COLUMNS)))
+    for i, sample in enumerate(samples):
+        x = flat[sample.indices]
+        sums[i, SUM["g_count"]], sums[i, SUM["g_sum"]] = len(x), x.sum()
+        squares = np.bincount(sample.element_groups, x * x, GROUPS)
+        sums[i, first : first + GROUPS] = squares
+    table = SampleTable.of(samples)
+    numel = np.full(len(samples), float(flat.size))
+    names = tuple(sample.name for sample in samples)
+    trainable = np.ones(len(samples), dtype=bool)
+    sampling = Sampling(names, dict.fromkeys("wgu", table), numel, numel * 0 + 2, trainable)
+    nothing = np.empty(0)
+    reduced = Reduced(
+        sums=sums,
+        maxima=np.zeros((len(samples), len(MAX_COLUMNS))),
+        bins=None,
+        ranks={},
+        errors={},
+        losses=nothing,
+        has_loss=np.empty(0, dtype=bool),
+        partial_gradients=nothing,
+        blocks=nothing,
+    )
+    return moments(reduced, sampling)["g"]
+
+
+Choose = Callable[..., tuple[Sample, ...]]
+Kind = Callable[..., np.ndarray]
+DESIGNS: list[tuple[str, Choose, tuple[int, int], Kind, int]] = [
+    ("every row once", _gradients, (4100, 1101), _heavy_tailed, SEEDS),
+    ("every row often", _gradients, (4400, 1001), _row_structured, 100),  # a million elements each
+    ("every column", _gradients, (500, 4096), _columns, SEEDS),
+    ("every column", _gradients, (500, 4096), _heavy_tailed, SEEDS),
+    ("spread evenly", _gradients, (1000, 300), _dense, SEEDS),
+    ("spread evenly", _gradients, (1000, 300), _graded_rows, SEEDS),
+    ("spread evenly", _gradients, (1000, 300), _heavy_tailed, SEEDS),
+    ("points", _weights, (4100, 300), _dense, SEEDS),
+    ("points", _weights, (4100, 300), _graded_rows, SEEDS),
+    ("runs", _weights, (1000, 300), _graded_rows, SEEDS),
+]
+
+
+@pytest.mark.parametrize(("design", "choose", "shape", "kind", "seeds"), DESIGNS)
+def test_unbiased_and_covered(
+    design: str, choose: Choose, shape: tuple[int, int], kind: Kind, seeds: int
+) -> None:
+    error, bias, covered = _quality(design, choose, shape, kind, seeds)
+    assert bias <= 3 * error
+    assert covered >= 0.93
+
+
+def test_every_row_once_is_unbiased_on_rows() -> None:
+    error, bias, _ = _quality("every row once", _gradients, (4100, 1101), _row_structured, SEEDS)
+    assert bias <= 3 * error
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "seeds"),
+    [
+        ((4100, 1101), _row_structured, 1000),
+        ((4100, 1101), _one_row, 1000),
+        ((1000, 300), _few_elements, 2000),
+    ],
+)
+def test_covered_where_few_elements_dominate(
+    shape: tuple[int, int], kind: Kind, seeds: int
+) -> None:
+    _, _, covered = _quality("every row once", _gradients, shape, kind, seeds)
+    assert covered >= 0.93
+
+
+def _quality(
+    design: str, choose: Choose, shape: tuple[int, int], kind: Kind, seeds: int
+) -> tuple[float, float, float]:
+    """Standard error of the mean squared norm, its distance from the truth, and coverage."""
+    values = kind(np.random.default_rng(7), shape)
+    samples = choose([f"{design} {i}" for i in range(seeds)], [shape] * seeds)
+    assert not any(sample.whole for sample in samples)
+    found = _estimates(samples, values)
+    square = (values**2).sum()
+    covered = np.abs(found.norm - np.sqrt(square)) <= 2 * found.stderr
+    error = found.square.std(ddof=1) / np.sqrt(seeds)
+    return float(error), float(abs(found.square.mean() - square)), float(covered.mean())
+
+
+def test_what_is_read_of_each_shape() -> None:
+    shapes = [(WHOLE_UP_TO,), (WHOLE_UP_TO + 1,), (50_000, 768), (768, 50_000), (1000, 1000)]
+    names = [f"p{i}" for i in range(len(shapes))]
+    small, vector, tall, wide, square = gradient_samples(names, shapes, 0)
+    assert small.whole
+    assert vector.whole
+    assert square.count == RUNS_ELSEWHERE * 8
+    assert np.array_equal(np.unique(tall.indices // 768), np.arange(50_000))
+    assert np.array_equal(np.unique(wide.indices % 50_000), np.arange(50_000))
+    assert tall.by_lane
+    assert not wide.by_lane
+
+
+def test_tables_of_all_tall_matrices_are_bounded() -> None:
+    shapes = [(250_000, 256)] * 3 + [(2_000_000, 64)] * 3
+    samples = gradient_samples([f"p{i}" for i in range(6)], shapes, 0)
+    runs = [-(-sample.count // 8) for sample in samples]
+    assert sum(runs) <= MOST_RUNS + 3 * RUNS_ELSEWHERE
+    assert max(runs[:3]) == RUNS_ELSEWHERE  # the least tall give way first
+    assert max(runs[3:]) > RUNS_ELSEWHERE

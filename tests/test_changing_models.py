@@ -1,0 +1,114 @@
+"""Parameters and optimizers that change after attach: never stale numbers, always a sentence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_runs import batch, quiet, small_model
+from torch import nn
+
+import distmon
+from distmon import Monitor
+from distmon.record.record import Record
+
+
+def _steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, monitor: Monitor, count: int
+) -> Record:
+    for step in range(count):
+        optimizer.zero_grad()
+        loss = model(batch(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss=loss)
+    record = monitor.last_record
+    assert record is not None
+    return record
+
+
+def _weight_norms(model: nn.Module) -> list[float]:
+    return [float(p.detach().double().norm()) for p in model.parameters()]
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def test_assigned_weights_are_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    optimizer = _sgd(model)
+    with distmon.attach(model, optimizer, **quiet(tmp_path, sample_size="exact")) as monitor:
+        _steps(model, optimizer, monitor, 2)
+        loaded = {name: 3 * value for name, value in model.state_dict().items()}
+        with caplog.at_level(logging.WARNING, "distmon"):
+            model.load_state_dict(loaded, assign=True)
+            optimizer.param_groups[0]["params"] = [*model.parameters()]
+            record = _steps(model, optimizer, monitor, 1)
+    assert record.params.columns["weight_norm"] == pytest.approx(_weight_norms(model), rel=1e-6)
+    assert np.isfinite(record.params.columns["grad_norm"]).all()
+    assert record.params.columns["in_optimizer"].all()
+    assert any("was replaced; the new parameter is read" in r.message for r in caplog.records)
+
+
+def test_assigned_weights_that_no_optimizer_owns_are_named(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = _sgd(model)
+    with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
+        _steps(model, optimizer, monitor, 1)
+        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+        record = _steps(model, optimizer, monitor, 4)
+    assert not record.params.columns["in_optimizer"].any()
+    alerts = distmon.read_run(tmp_path / "run").alerts
+    assert any(a["rule"] == "frozen" and "optimizer" in a["message"] for a in alerts)
+
+
+def _replace_head(model: nn.Module) -> None:
+    model[2] = nn.Linear(32, 3)
+
+
+def _remove_head(model: nn.Module) -> None:
+    del model[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(_replace_head, "changed its shape"), (_remove_head, "was removed")],
+    ids=["new head", "removed"],
+)
+def test_what_cannot_be_followed_is_named_and_not_read(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[nn.Module], None],
+    words: str,
+) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = _sgd(model)
+    with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
+        _steps(model, optimizer, monitor, 1)
+        change(model)
+        with caplog.at_level(logging.WARNING, "distmon"):
+            record = _steps(model, optimizer, monitor, 2)
+    gone = [name.startswith("2.") for name in record.params.names]
+    assert sum(gone) == 2
+    assert np.isnan(record.params.columns["weight_norm"][gone]).all()
+    assert np.isfinite(record.params.columns["update_ratio"][:2]).all()
+    assert not record.faults
+    (message,) = [r.message for r in caplog.records if words in r.message]
+    assert "attach again" in message
+
+
+def test_another_optimizer_is_named(tmp_path: Path) -> None:
+    model = small_model()
+    first, second = _sgd(model), _sgd(model)
+    with distmon.attach(model, first, **quiet(tmp_path)) as monitor:
+        _steps(model, first, monitor, 2)
+        _steps(model, second, monitor, 5)
+    alerts = distmon.read_run(tmp_path / "run").alerts
+    (found,) = [a for a in alerts if a["rule"] == "steps_skipped"]
+    assert "none of the attached optimizers has stepped" in found["message"]
+    assert "attach again" in found["advice"][0]
