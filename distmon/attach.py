@@ -19,14 +19,14 @@ from torch import nn
 
 from distmon.collect.gradient_gain import candidates, choose
 from distmon.config import MonitorConfig, load_config
-from distmon.errors import DistmonError
+from distmon.errors import DistmonError, PlanMismatchError
 from distmon.layout import NamedModule, Shard, capture, named_modules
 from distmon.layout.checks import check_devices
 from distmon.layout.parameter_table import RankContents, complete, describe, merge, merge_modules
 from distmon.monitor import Monitor
 from distmon.probe.read_cost import gradient_read_seconds
 from distmon.reduce.exchange import exchange
-from distmon.reduce.process_group import Ranks
+from distmon.reduce.process_group import Ranks, by_value
 from distmon.rules import BUILTIN, configure, with_users_rules
 from distmon.rules.alert_patterns import check_patterns
 from distmon.rules.base import Rule
@@ -68,8 +68,9 @@ def attach(
 
     `own_rules` are functions decorated with `distmon.rule`; pass the same on every rank.
 
-    `on_alert` is called with every alert; `on_checkpoint` where `actions.checkpoint` asks for one.
-    Both are called on every rank, at the same step, from within `Monitor.step`.
+    `on_alert` is called with every alert: on rank 0, off the training thread, within
+    `callback_timeout_s`; with `actions.on_alert_everywhere` on every rank, at the same step, from
+    within `Monitor.step`. So is `on_checkpoint`, where `actions.checkpoint` asks for one.
 
     `model` may be a DeepSpeed engine, without an optimizer: see `distmon.deepspeed.attach`.
     """
@@ -99,16 +100,16 @@ def attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor
     """Attach a monitor to what `source` describes; every integration calls this."""
     local = _LocalSteps()
     settings = local.run(lambda: load_config(options.config, options.overrides), MonitorConfig())
-    if not settings.enabled:
-        return DisabledMonitor()
     with ExitStack() as undo:
-        ranks = Ranks(settings.timeout_s, source.device)
+        ranks = Ranks(settings.timeout_s, source.device, settings.transport)
         undo.callback(ranks.close)
+        if not _agree_to_begin(ranks, settings, local):
+            return DisabledMonitor()
         prepared = local.run(lambda: _prepare(source, settings, options.own_rules), _Prepared())
-        contents = exchange(ranks, prepared.contents, source.device)
-        hosts = ranks.hosts(source.device)
+        contents = exchange(ranks, prepared.contents)
+        hosts = ranks.hosts()
         seconds = local.run(lambda: gradient_read_seconds(prepared.shards), 0.0)
-        seconds = ranks.slowest(seconds, source.device)
+        seconds = ranks.slowest(seconds)
         parts = local.run(
             lambda: assemble(
                 _blueprint(prepared, contents, hosts, seconds, settings, ranks, source.device),
@@ -119,7 +120,7 @@ def attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor
             None,
         )
         hashes = dict.fromkeys(COMPARED, 0) if parts is None else parts.cycle.observer.agreement
-        local.agree(ranks, hashes, source.device)
+        local.agree(ranks, hashes)
         assert parts is not None
         monitor = Monitor(parts)
         undo.callback(monitor.close)
@@ -128,6 +129,24 @@ def attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor
             monitor.install_hooks()
         undo.pop_all()
     return monitor
+
+
+def _agree_to_begin(ranks: Ranks, settings: MonitorConfig, local: _LocalSteps) -> bool:
+    """Return whether all ranks have monitoring enabled; False when none has.
+
+    Raises on every rank when ranks differ. A rank whose config is invalid takes part with the
+    default one, and raises its error when all ranks have met in the end.
+    """
+    mine = [settings.enabled, settings.transport == "device", local.failed]
+    enabled, on_device, failed = ranks.gather(torch.tensor(mine, dtype=torch.int64)).T.tolist()
+    if not any(failed):
+        for what, values in (("enabled", enabled), ("transport: device", on_device)):
+            if len({*values}) > 1:
+                words = by_value([bool(value) for value in values])
+                raise PlanMismatchError(
+                    f"ranks have different settings of {what} ({words}); set the same on every rank"
+                )
+    return any(failed) or all(enabled)
 
 
 class _LocalSteps:
@@ -145,10 +164,15 @@ class _LocalSteps:
                 self._error = error
         return otherwise
 
-    def agree(self, ranks: Ranks, hashes: Mapping[str, int], device: torch.device) -> None:
+    @property
+    def failed(self) -> bool:
+        """Whether a step has failed here."""
+        return self._error is not None
+
+    def agree(self, ranks: Ranks, hashes: Mapping[str, int]) -> None:
         """Raise on every rank when one failed or differs; prefer this rank's own error."""
         try:
-            ranks.agree(hashes, self._error is None, device)
+            ranks.agree(hashes, self._error is None)
         except DistmonError:
             if self._error is not None:
                 raise self._error from None

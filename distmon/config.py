@@ -76,6 +76,7 @@ class _Section(BaseModel):
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
+        allow_inf_nan=False,
         # Pydantic's own message would quote the whole value, which may hold a secret.
         hide_input_in_errors=True,
     )
@@ -185,6 +186,8 @@ class ActionsConfig(_Section):
     """Ask the trainer for a checkpoint: call the function given as `attach(on_checkpoint=...)`."""
     bundle: NameList = ()
     """Write a debug bundle into the run folder."""
+    on_alert_everywhere: bool = False
+    """Call `on_alert` on every rank, at the same step, on the training thread; else on rank 0."""
 
 
 def _as_actions(value: Any) -> Any:
@@ -238,8 +241,19 @@ class MonitorConfig(_Section):
     """Added to the weight norm in `update_ratio`."""
     ema_decay: float = Field(default=0.99, ge=0, lt=1)
     """Share of the old value in the moving average of the loss."""
-    timeout_s: float = Field(default=600.0, gt=0)
-    """Longest wait in the monitor's own collectives."""
+    transport: Literal["auto", "host", "device"] = "auto"
+    """`host`: observations are reduced over gloo while training continues, and no rank waits.
+    `device`: where the weights are, with the job's own backend. `auto` is `host`."""
+    timeout_s: float = Field(default=600.0, gt=0, le=1e6)
+    """After this time, or that of the job's own collectives if it is longer, a rank that does not
+    take part counts as gone, and monitoring ends."""
+    callback_timeout_s: float = Field(default=5.0, gt=0, le=3600)
+    """Longest time of a rule or callback of yours; one that takes longer is disabled."""
+    strict: bool = False
+    """Raise an error at attach where the run folder or a sink cannot be opened, instead of
+    monitoring without it."""
+    check_records: bool = False
+    """For debugging: all ranks derive every record, and ranks whose record differs are named."""
     include: NameList = ("*",)
     """Globs of the parameter names that are observed."""
     exclude: NameList = ()
@@ -383,9 +397,14 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         section = values
         for part in path[:-1]:
             section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ConfigError(
+                    f"the environment variable {variable} sets a key inside of {part}, which "
+                    "another variable sets to a value"
+                )
         try:
             section[path[-1]] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise ConfigError(
                 f"the environment variable {variable} does not hold a valid YAML value"
             ) from None

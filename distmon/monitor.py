@@ -7,8 +7,11 @@ training loop.
 
 from __future__ import annotations
 
+import atexit
+import os
+import weakref
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -18,8 +21,9 @@ from distmon.collect.telemetry.phase_hooks import Removable, install_phase_hooks
 from distmon.errors import CollectiveError
 from distmon.record.record import Record
 from distmon.runtime.assembly import Parts
+from distmon.runtime.decisions import PATIENCE_S
 from distmon.runtime.observation_cycle import Optimizer
-from distmon.runtime.state import STATE_VERSION, upgrade
+from distmon.runtime.state import STATE_VERSION, state_hash, upgrade
 
 
 class Monitor:
@@ -41,11 +45,29 @@ class Monitor:
         self.faults = parts.faults
         self.closed = False
         self._hooks: list[Removable] = []
+        self._loaded = 0
+        # A script that ends without close() still gets its last records; a forked child, as of a
+        # data loader, must not wait for threads that only its parent has.
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=_Disable(self))
 
     @property
     def last_record(self) -> Record | None:
-        """The newest record; the same on every rank. Waits a moment while it is derived."""
-        return self.cycle.worker.newest_record
+        """The newest record; the same on every rank, None without one.
+
+        Waits a few seconds at most for an observation that is being reduced or derived, never for a
+        device. Other ranks than 0 derive it here.
+        """
+        try:
+            if not self.closed:
+                self.cycle.settle(PATIENCE_S)
+            return self.cycle.worker.newest_record
+        except CollectiveError as error:
+            self._end_monitoring(error)
+            return self.cycle.worker.newest_record
+        except Exception as error:
+            self.faults.report("last_record", error)
+            return None
 
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
@@ -66,20 +88,30 @@ class Monitor:
         With several optimizers each is measured over its own first step; without an argument all
         are meant.
         """
-        self.telemetry.optimizer_begins()
-        if self.schedule.coming_is_observed and not self.closed:
-            begin = self.cost.now()
-            self.cycle.arm(optimizer)
-            self.cost.add_since(begin)
+        if self.closed:
+            return
+        try:
+            self.telemetry.optimizer_begins()
+            if self.schedule.coming_is_observed:
+                begin = self.cost.now()
+                self.cycle.arm(optimizer)
+                self.cost.add_since(begin)
+        except Exception as error:
+            self.faults.report("before_step", error)
 
     def after_step(self, optimizer: Optimizer | None = None) -> None:
         """Call just after an optimizer step. Do not call it for a skipped step."""
-        self.telemetry.optimizer_ends()
-        self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
-        if optimizer in self.cycle.armed:
-            begin = self.cost.now()
-            self.cycle.measure(optimizer, ran=True)
-            self.cost.add_since(begin)
+        if self.closed:
+            return
+        try:
+            self.telemetry.optimizer_ends()
+            self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
+            if optimizer in self.cycle.armed:
+                begin = self.cost.now()
+                self.cycle.measure(optimizer, ran=True)
+                self.cost.add_since(begin)
+        except Exception as error:
+            self.faults.report("after_step", error)
 
     def check(self, *, loss: Number | None = None, grad_norm: Number | None = None) -> None:
         """Report the loss or the total gradient norm as soon as it is computed. Optional.
@@ -131,7 +163,9 @@ class Monitor:
         One of data, forward, backward, communication, optimizer, other. Without it the hooks on
         model and optimizer attribute time, and everything between two steps counts as data.
         """
-        return self.telemetry.phases.named(name)
+        return self.faults.guard("phase", lambda: self.telemetry.phases.named(name)) or (
+            nullcontext()
+        )
 
     def step(
         self,
@@ -153,43 +187,70 @@ class Monitor:
             return
         begin, first, idle = self.cost.now(), not self.schedule.begun, False
         try:
-            try:
-                if self.schedule.advance(step):
-                    self.cycle.begin_run()
-                self.telemetry.step_ends(begin, tokens, samples)
-                self.cycle.take_in(loss, grad_norm, lr)
-            except CollectiveError:
-                raise
-            except Exception as error:
-                self.faults.report("step", error)
+            self._complete_step(begin, step, tokens, samples, (loss, grad_norm, lr))
             idle = self.cycle.at_rest and not self.schedule.is_observed
             if not idle:
                 self.cycle.run()
         except CollectiveError as error:
-            self.cycle.abandon(error)
-            self.close()
+            self._end_monitoring(error)
             return
-        self.cycle.prepare_step()
-        self.telemetry.step_begins(self.schedule.coming, self.schedule.next_observation)
-        self.cost.add_step(begin, idle=idle and not first)
+        except Exception as error:
+            self.faults.report("step", error)
+        try:
+            self.cycle.prepare_step()
+            self.telemetry.step_begins(self.schedule.coming, self.schedule.next_observation)
+            self.cost.add_step(begin, idle=idle and not first)
+        except Exception as error:
+            self.faults.report("step", error)
         if (stopped := self.actions.stopped) is not None:
             self.cycle.stop_together(stopped)
             self.close()
             raise stopped
 
+    def _complete_step(
+        self,
+        now: float,
+        step: int | None,
+        tokens: Number | None,
+        samples: Number | None,
+        signals: tuple[Number | None, Number | None, Number | None],
+    ) -> None:
+        """Count the step and take in what the trainer reports of it, each whatever else fails."""
+        first = not self.schedule.begun
+        self.faults.guard("step", lambda: self.schedule.advance(step))
+        if first:
+            self.cycle.begin_run(self._loaded)
+        self.faults.guard("step", lambda: self.telemetry.step_ends(now, tokens, samples))
+        self.faults.guard("step", lambda: self.cycle.take_in(*signals))
+
+    def _end_monitoring(self, error: CollectiveError) -> None:
+        """Continue the training without the monitor."""
+        try:
+            self.cycle.abandon(error)
+            self.close()
+        except Exception as problem:
+            self.faults.report("close", problem)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain values, small, independent of the number of ranks.
 
-        Any rank's will do. The losses and evaluations since the last observation are this rank's
-        own, and count as if all ranks had them.
+        Save that of rank 0: only rank 0 has the memory of the rules. The losses and evaluations
+        since the last observation are this rank's own, and count as if all ranks had them.
         """
-        return {
-            "version": STATE_VERSION,
-            "schedule": self.schedule.state_dict(),
-            "finite_watch": self.finite_watch.state_dict(),
-            "cost": self.cost.state_dict(),
-            "cycle": self.cycle.state_dict(),
-        }
+        try:
+            cycle = self.cycle.state_dict()
+            return {
+                "version": STATE_VERSION,
+                "schedule": self.schedule.state_dict(),
+                "finite_watch": self.finite_watch.state_dict(),
+                "cost": self.cost.state_dict(),
+                "cycle": cycle,
+            }
+        except CollectiveError as error:
+            self._end_monitoring(error)
+        except Exception as error:
+            self.faults.report("state", error, then="a run that resumes starts with a fresh one")
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, on any number of ranks. Call it on every rank.
@@ -201,9 +262,10 @@ class Monitor:
         try:
             if state:
                 self._load(upgrade(state))
+                self._loaded = state_hash(state)
         except Exception as error:
-            self._load(before)
             self.faults.report("loading the state", error, then="continuing from a fresh state")
+            self.faults.guard("loading the state", lambda: self._load(before))
 
     def close(self) -> None:
         """Remove the hooks, deliver what is pending, and close the sinks. Safe to call twice.
@@ -213,15 +275,19 @@ class Monitor:
         if self.closed:
             return
         self.closed = True
-        with suppress(CollectiveError):
-            self.cycle.flush()
+        atexit.unregister(self.close)
+        self.faults.guard("close", self._flush)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.faults.guard("close", self.telemetry.close)
+        self.faults.guard("close", self.cycle.close)
+
+    def _flush(self) -> None:
         try:
-            self.telemetry.close()
-        finally:
-            self.cycle.close()
+            self.cycle.flush()
+        except CollectiveError as error:
+            self.cycle.abandon(error)
 
     def __enter__(self) -> Self:
         return self
@@ -235,3 +301,15 @@ class Monitor:
         self.schedule.load_state_dict(state["schedule"])
         self.finite_watch.load_state_dict(state["finite_watch"])
         self.cycle.load_state_dict(state["cycle"])
+
+
+class _Disable:
+    """Disables a monitor in a forked child; does not keep the monitor alive."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = weakref.ref(monitor)
+
+    def __call__(self) -> None:
+        monitor = self._monitor()
+        if monitor is not None:
+            monitor.closed = True

@@ -68,7 +68,7 @@ def _settings(what: str, folder: Path) -> dict[str, Any]:
         "actions": {"actions": {"stop": ["nonfinit"]}},
         "include": {"include": ["nothing*"]},
         "blocks": {"flow": {"blocks": ["nothing*"]}},
-        "folder": {"run_dir": blocked},
+        "folder": {"run_dir": blocked, "strict": True},
         "notify": {"notify": {"urls": ["nothing://x"]}},
         "package": {"sinks": [*sinks, "tensorboard"]},
         "optimizer": {"sinks": sinks, "run_dir": folder / "run"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -225,15 +226,19 @@ def _troubles(rank: int, _: int, folder: str) -> dict[str, Any]:
         if rank == 2:
             state = monitor.state_dict()
             monitor.load_state_dict({**state, "schedule": {"step": 7}})
-        optimizer.step()
-        monitor.step(loss=1.0)
+        for _ in range(200):  # no rank waits for the others to learn it
+            optimizer.step()
+            monitor.step(loss=1.0)
+            if monitor.closed:
+                break
+            time.sleep(0.05)
         found["closed"] = monitor.closed
-    # A run folder that only rank 0 can find unwritable stops all ranks.
+    # With `strict`, a run folder that only rank 0 can find unwritable stops all ranks.
     blocked = Path(folder) / f"file{rank}"
     blocked.write_text("x")
     optimizer = torch.optim.AdamW(model.parameters())
     try:
-        distmon.attach(model, optimizer, **quiet(blocked))
+        distmon.attach(model, optimizer, **quiet(blocked, strict=True))
     except distmon.DistmonError as error:
         found["folder"] = str(error)
     return found

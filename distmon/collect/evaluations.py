@@ -19,7 +19,8 @@ class PendingEvaluations:
         self._waiting: deque[tuple[int, float, Arriving, Arriving]] = deque(
             maxlen=PENDING_EVALUATIONS
         )
-        self._sent: list[tuple[int, float, float, float]] = []
+        self._sent: deque[list[tuple[int, float, float, float]]] = deque()
+        """By observation in flight."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,10 +35,11 @@ class PendingEvaluations:
 
     def take(self) -> dict[str, float]:
         """Return the waiting evaluations as slot fields; they stay in the state until `arrived`."""
-        self._sent = self._read()
+        sent = self._read()
+        self._sent.append(sent)
         self._waiting.clear()
         slots: dict[str, float] = {}
-        for i, (step, epoch, train_loss, val_loss) in enumerate(self._sent):
+        for i, (step, epoch, train_loss, val_loss) in enumerate(sent):
             slots[f"eval{i}_step"] = float(step)
             slots[f"eval{i}_epoch"] = epoch
             slots[f"eval{i}_train_loss"] = train_loss
@@ -45,12 +47,13 @@ class PendingEvaluations:
         return slots
 
     def arrived(self) -> None:
-        """Forget what was taken: a record has it now."""
-        self._sent = []
+        """Forget what was taken first: a record has it now."""
+        if self._sent:
+            self._sent.popleft()
 
     def to_list(self) -> list[list[float | None]]:
         """Return the evaluations that no record has, for a checkpoint. Waits for the device."""
-        rows = [*self._sent, *self._read()]
+        rows = [*(row for sent in self._sent for row in sent), *self._read()]
         return [[None if math.isnan(value) else value for value in row] for row in rows]
 
     def restore(self, rows: Sequence[Sequence[float | None]]) -> None:

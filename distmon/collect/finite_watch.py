@@ -23,7 +23,7 @@ from distmon.probe.exact import nonfinite_counts
 
 SIGNALS = ("sample", "loss", "gradient norm")
 """What showed a non-finite value, by its number in the rank slot."""
-LOSS, GRAD_NORM = SIGNALS.index("loss"), SIGNALS.index("gradient norm")
+SAMPLE, LOSS, GRAD_NORM = range(len(SIGNALS))
 
 
 @dataclass
@@ -127,6 +127,11 @@ class FiniteWatch:
             return None
         found.alerted = True
         return found
+
+    def sampled(self, step: int) -> None:
+        """Count at once: a sampled weight or gradient of the observed `step` is NaN or Inf."""
+        if self.evidence is None and not self.nonfinite_known:
+            self.evidence = Evidence(step, SAMPLE, math.nan, nonfinite_counts(self._shards), True)
 
     def take(self) -> tuple[dict[str, float], Evidence | None]:
         """Return this rank's slot fields for an observation, and the evidence behind them."""

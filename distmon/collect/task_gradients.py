@@ -40,7 +40,6 @@ class TaskGradients:
         self._shards = shards
         self._seed = seed
         self._waiting: Measured | None = None
-        self._sent: Measured | None = None
 
     def measure(self, losses: Mapping[str, torch.Tensor]) -> None:
         """Compute the gradients of all losses; keeps their graphs and does not touch `.grad`."""
@@ -80,12 +79,12 @@ class TaskGradients:
         offsets = torch.from_numpy(sample.indices).to(shard.weight().device)
         return offsets, math.sqrt(sample.expansion)
 
-    def send(self) -> float:
-        """Return the key of the waiting measurement, and make it part of this observation."""
-        self._sent, self._waiting = self._waiting, None
-        return float(self._sent.key) if self._sent else 0.0
+    @property
+    def key(self) -> float:
+        """Key of the waiting measurement, 0 without one."""
+        return float(self._waiting.key) if self._waiting else 0.0
 
-    def take(self, keys: Sequence[float]) -> Measured | None:
-        """Return this rank's measurement if all `keys` are equal: all ranks measured the same."""
-        mine, self._sent = self._sent, None
-        return mine if mine is not None and set(keys) == {float(mine.key)} else None
+    def take(self) -> Measured | None:
+        """Return the waiting measurement, which becomes part of this observation."""
+        taken, self._waiting = self._waiting, None
+        return taken

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from csrc_triton.row_layout import SUM
 from distmon.collect.gradient_gain import Blocks
-from distmon.collect.telemetry.utilization import Utilization
+from distmon.collect.telemetry.utilization import mfu_metrics
 from distmon.config import MonitorConfig
 from distmon.metrics import RANK_METRICS
 from distmon.record.evaluations import EvaluationHistory, evaluation_metrics
 from distmon.record.gradient_gain import GainWindow, gain_table
 from distmon.record.loss_ema import LossEma
-from distmon.record.record import Column, ParamTable, Record
+from distmon.record.record import Column, Evaluation, GainTable, ParamTable, Record
 from distmon.record.statistics import (
     Sampling,
     grad_norm_metrics,
@@ -34,19 +33,31 @@ from distmon.reduce.process_group import minority
 from distmon.reduce.rank_slots import WIRE_FIELDS
 from distmon.sampling.plan import REPLICA_CLASSES
 
+DIFFERENT: Final = "different record"
+"""What is said of a rank whose record is not that of the others."""
+
 
 @dataclass(frozen=True)
 class Observation:
     """Reduced numbers of one observation, equal on all ranks, with nothing derived yet."""
 
     step: int
-    reduced: Reduced
+    fields: Mapping[str, Column]
+    """Fields of the rank slots: `fields[name][rank]`."""
     losses: Mapping[int, float]
     """By step since the last observation, mean over ranks."""
+    blocks: Column
+    """Sums of the gradient norms of blocks."""
+    applied: bool
+    """Whether an optimizer stepped any parameter."""
+    sampled_nonfinite: bool
+    """A sampled weight or gradient is NaN or Inf."""
     nbytes: int
     """Bytes that one rank sent."""
     interval: int
     """Steps from one observation to the next, when this one was made."""
+    read: Callable[[], Reduced]
+    """Returns all reduced numbers; valid until the next observation has arrived."""
     nonfinite: NonFinite | None = None
     desync: Desync | None = None
     tasks: Mapping[str, float] | None = None
@@ -54,12 +65,29 @@ class Observation:
     @property
     def has_nonfinite(self) -> bool:
         """Whether anything is NaN or Inf that should not be."""
-        sampled = self.reduced.sample_has_nonfinite
-        return has_nonfinite(self.nonfinite, self.losses.values(), sampled)
+        return has_nonfinite(self.nonfinite, self.losses.values(), self.sampled_nonfinite)
+
+
+@dataclass(frozen=True)
+class Progression:
+    """What an observation adds to the state between records, so that it can be derived later."""
+
+    averages: Mapping[int, float]
+    """Moving average of the loss after each step since the last observation."""
+    evaluations: tuple[Evaluation, ...]
+    gain: GainTable | None
+    gain_metrics: Mapping[str, float]
+    stepped_elsewhere: bool
+    """Weights changed since the last record although no attached optimizer stepped."""
 
 
 class RecordBuilder:
-    """Derives one record after another, and keeps the state between them."""
+    """Derives one record after another, and keeps the state between them.
+
+    Everything in a record comes from reduced numbers or was agreed on at attach, so every rank
+    derives the same one. `advance` is cheap and follows every observation on every rank; `derive`
+    is the work, which other ranks than 0 do on request only.
+    """
 
     def __init__(
         self,
@@ -69,9 +97,9 @@ class RecordBuilder:
         world_size: int,
         collectives: int,
         hosts: tuple[str, ...] = (),
-        utilization: Utilization | None = None,
+        mfu_source: Callable[[], str] = str,
     ) -> None:
-        """`collectives` that ranks enter in one observation; `utilization` gives the MFU."""
+        """`collectives` that ranks enter in one observation; `mfu_source` describes the MFU."""
         self._config = config
         self._sampling = sampling
         self._blocks = blocks
@@ -82,23 +110,42 @@ class RecordBuilder:
         self.gain = GainWindow(config.flow.window, blocks.longest)
         self.evaluations = EvaluationHistory()
         self._checksums: Column | None = None
-        self._utilization = utilization or Utilization()
-        self.read_in_full: list[int] = []
-        """Parameters whose gradient is read in full at the next observation."""
+        self._mfu_source = mfu_source
+        self.read_in_full: Sequence[int] = ()
+        """Parameters whose gradient this rank reads in full at the next observation. Where ranks
+        differ because one of them has not derived the last record, nothing follows from it."""
 
     def build(self, found: Observation) -> Record:
         """Return the record of an observation; the same on every rank."""
-        reduced = replace(found.reduced, ranks=without_waiting(found.reduced.ranks))
+        return self.derive(found, self.advance(found))
+
+    def advance(self, found: Observation) -> Progression:
+        """Take an observation into the state between records."""
+        averages: dict[int, float] = {}
+        for at, loss in found.losses.items():
+            value = self.ema.update(loss)
+            if value is not None:
+                averages[at] = value
+        gain = None
+        # Without a rank it would be the gain of a part of the batch; a skipped step is noise.
+        if found.applied and not found.fields["failed"].any():
+            gain = gain_table(self._blocks.names, found.blocks)
+        return Progression(
+            averages=averages,
+            evaluations=self.evaluations.receive(found.fields, self.ema.value),
+            gain=gain,
+            gain_metrics=self.gain.metrics(gain),
+            stepped_elsewhere=self._stepped_elsewhere(found),
+        )
+
+    def derive(self, found: Observation, state: Progression) -> Record:
+        """Return the record of an observation, given what `advance` returned for it."""
+        reduced = replace(found.read(), ranks=without_waiting(found.fields))
         estimates = moments(reduced, self._sampling)
         table = param_table(reduced, estimates, self._sampling, self._config.eps)
         self.read_in_full = suspects(table, self._sampling)
         metrics = run_metrics(reduced, estimates, table, self._sampling, self._config.topk)
-        losses = dict(found.losses)
-        averages: dict[int, float] = {}
-        for at, loss in losses.items():
-            value = self.ema.update(loss)
-            if value is not None:
-                averages[at] = value
+        losses, averages = dict(found.losses), dict(state.averages)
         if losses:
             metrics["train/step_loss"] = [*losses.values()][-1]
         if averages:
@@ -106,20 +153,14 @@ class RecordBuilder:
         rates = reduced.ranks["lr"][reduced.ranks["failed"] == 0]
         if not np.isnan(rates).all():
             metrics["train/lr"] = float(rates[~np.isnan(rates)][0])
-        evaluations = self.evaluations.receive(reduced.ranks, self.ema.value)
-        if evaluations:
-            metrics |= evaluation_metrics(evaluations[-1])
+        if state.evaluations:
+            metrics |= evaluation_metrics(state.evaluations[-1])
         tasks = dict(found.tasks or {})
         metrics |= task_metrics(tasks)
-        applied = bool(reduced.sums[:, SUM["u_count"]].any())
-        gain = None
-        # Without a rank it would be the gain of a part of the batch; a skipped step is noise.
-        if applied and not reduced.ranks["failed"].any():
-            gain = gain_table(self._blocks.names, reduced.blocks)
-        metrics |= self.gain.metrics(gain)
+        metrics |= state.gain_metrics
         metrics |= grad_norm_metrics(metrics, reduced.ranks)
         metrics |= self._performance(found, reduced)
-        if self._stepped_elsewhere(found, reduced):
+        if state.stepped_elsewhere:
             metrics["debug/stepped_elsewhere"] = 1.0
         return Record(
             step=found.step,
@@ -129,19 +170,25 @@ class RecordBuilder:
             params=table,
             ranks=_rank_telemetry(reduced),
             hosts=self._hosts,
-            mfu_source=self._utilization.source,
+            mfu_source=self._mfu_source(),
             losses=losses,
             loss_ema=averages,
-            applied=applied,
-            gradient_gain=gain,
-            evaluations=evaluations,
+            applied=found.applied,
+            gradient_gain=state.gain,
+            evaluations=state.evaluations,
             tasks=tasks,
             nonfinite=found.nonfinite,
             desync=found.desync,
             faults=_faults(reduced, found.step),
         )
 
-    def partial_record(self, step: int, fields: Mapping[str, float], lr: float | None) -> Record:
+    def partial_record(
+        self,
+        step: int,
+        fields: Mapping[str, float],
+        lr: float | None,
+        faults: tuple[str, ...] = (),
+    ) -> Record:
         """Return a record of what the trainer reported after the last observation.
 
         `fields` are slot fields of this rank.
@@ -161,6 +208,7 @@ class RecordBuilder:
             applied=False,
             evaluations=evaluations,
             partial=True,
+            faults=faults,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,11 +227,11 @@ class RecordBuilder:
         if "evaluations" in state:
             self.evaluations.load_state_dict(state["evaluations"])
 
-    def _stepped_elsewhere(self, found: Observation, reduced: Reduced) -> bool:
-        """Whether weights changed since the last record although no attached optimizer stepped."""
-        now = np.stack([reduced.ranks[f"checksum{i}"] for i in range(REPLICA_CLASSES)])
+    def _stepped_elsewhere(self, found: Observation) -> bool:
+        fields = found.fields
+        now = np.stack([fields[f"checksum{i}"] for i in range(REPLICA_CLASSES)])
         before, self._checksums = self._checksums, now
-        all_skipped = reduced.ranks["skipped_steps"].min() >= len(found.losses) > 0
+        all_skipped = fields["skipped_steps"].min() >= len(found.losses) > 0
         return before is not None and bool(all_skipped) and bool((now != before).any())
 
     def _performance(self, found: Observation, reduced: Reduced) -> dict[str, float]:
@@ -193,7 +241,9 @@ class RecordBuilder:
             "performance/interval": float(found.interval),
             **run_summary(reduced.ranks),
         }
-        return metrics | self._utilization.metrics(metrics, self._world_size)
+        # FLOPs and peak as rank 0 has them: they may be counted or measured, on each rank anew.
+        flops, peak = (float(reduced.ranks[what][0]) for what in ("flops_per_token", "peak_flops"))
+        return metrics | mfu_metrics(flops, peak, metrics, self._world_size)
 
 
 def _rank_telemetry(reduced: Reduced) -> dict[str, Column]:
@@ -211,4 +261,12 @@ def _faults(reduced: Reduced, step: int) -> tuple[str, ...]:
     ):
         others = minority(reduced.ranks[what].tolist())
         faults += [f"rank {r} {words}" for r in others]
-    return tuple(faults)
+    return (*faults, *_different_records(reduced.ranks))
+
+
+def _different_records(ranks: Mapping[str, Column]) -> list[str]:
+    """Name the ranks that derived another record than the others, with `check_records`."""
+    steps, hashes = ranks["record_step"], ranks["record_hash"]
+    if steps.min() <= 0 or steps.min() != steps.max():
+        return []
+    return [f"rank {r} derived a {DIFFERENT} of step {steps[r]:.0f}" for r in minority([*hashes])]

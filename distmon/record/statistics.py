@@ -253,7 +253,10 @@ def _is_conclusive(reduced: Reduced, sampling: Sampling) -> NDArray[np.bool_]:
     sums = reduced.sums
     nothing_to_apply = (sums[:, SUM["g_count"]] == 0) & (sums[:, SUM["g_unreadable"]] == 0)
     gradient_ignored = sums[:, SUM["u_graded"]] > 0
-    read_in_full = (sums[:, SUM["whole_count"]] > 0) & (sums[:, SUM["whole_nonzero"]] == 0)
+    # By every rank that holds a part of it: each decides by the records that it has derived.
+    held = sampling.numel * sums[:, SUM["w_count"]] / np.maximum(sampling.tables["w"].slots, 1)
+    whole = (sums[:, SUM["whole_count"]] > 0) & (sums[:, SUM["whole_count"]] >= 0.999999 * held)
+    read_in_full = whole & (sums[:, SUM["whole_nonzero"]] == 0)
     gradient_is_zero = (sums[:, SUM["g_zero"]] == sums[:, SUM["g_count"]]) & (
         sampling.tables["g"].unseen == 0
     )

@@ -15,7 +15,7 @@ from distmon.reduce.process_group import Ranks
 from distmon.sampling.sample import hash48
 
 
-def exchange(ranks: Ranks, mine: RankContents, device: torch.device) -> dict[int, RankContents]:
+def exchange(ranks: Ranks, mine: RankContents) -> dict[int, RankContents]:
     """Return the different contents of all ranks, each under the lowest rank that has it.
 
     A collective call. A rank that failed to read its model passes empty contents.
@@ -25,7 +25,7 @@ def exchange(ranks: Ranks, mine: RankContents, device: torch.device) -> dict[int
     ]
     text = json.dumps([parameters, [[e.name, e.kind] for e in mine.modules]])
     raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    table = ranks.gather(torch.tensor([hash48(text), len(raw)], device=device)).tolist()
+    table = ranks.gather(torch.tensor([hash48(text), len(raw)])).tolist()
     sources: dict[int, int] = {}
     for rank, (key, _) in enumerate(table):
         sources.setdefault(key, rank)
@@ -34,7 +34,7 @@ def exchange(ranks: Ranks, mine: RankContents, device: torch.device) -> dict[int
     contents = {}
     for rank in sources.values():
         sent = raw if rank == ranks.rank else torch.zeros(table[rank][1], dtype=torch.uint8)
-        sent = ranks.broadcast(sent.to(device), rank).cpu()
+        ranks.broadcast(sent, rank)
         rows, modules = json.loads(sent.numpy().tobytes())
         contents[rank] = RankContents(
             [Entry(name, tuple(shape), *rest) for name, shape, *rest in rows],

@@ -1,14 +1,16 @@
 """Locate NaN and diverged replicas: which parameter on which rank.
 
-Collective calls besides the two of an observation. All ranks decide on them from the same reduced
-numbers, so all ranks enter them.
+Exchanges besides the two collectives of an observation. All ranks decide on them from the same
+reduced numbers, so all ranks take part. A search is a generator: it yields what is to be reduced
+over all ranks, is resumed when that is done, and returns its result. No rank waits in it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +18,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from distmon.collect.finite_watch import SIGNALS
+from distmon.reduce.channel import Reduction
 from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
 from distmon.reduce.process_group import Ranks
 from distmon.sampling.plan import REPLICA_CLASSES, SamplePlan
 
 Floats = NDArray[np.float64]
+_Result = TypeVar("_Result")
+SearchSteps = Generator[Reduction, None, _Result]
+"""Yields tensors on the host to reduce in place; returns what was found."""
 
 MOST_PLACES = 64
 
@@ -32,22 +38,22 @@ def locate_nonfinite(
     evidence_step: int,
     first_step: int,
     signal: int,
-    device: torch.device,
-) -> NonFinite:
-    """Return the parameters and ranks that held NaN or Inf at `first_step`.
+) -> SearchSteps[NonFinite]:
+    """Find the parameters and ranks that held NaN or Inf at `first_step`.
 
     `evidence` is this rank's int64 [parameters, 4] from `nonfinite_counts`, counted at
     `evidence_step`. Only evidence from `first_step`, the earliest of all ranks, is used: later, a
     NaN is in more parameters.
     """
+    mine = evidence.cpu()
     if evidence_step != first_step:
-        evidence = torch.zeros_like(evidence)
-    mine = evidence.to(device)
+        mine = torch.zeros_like(mine)
     total = mine.clone()
-    ranks.all_reduce(total, dist.ReduceOp.SUM)
+    yield total, dist.ReduceOp.SUM
     affected = torch.nonzero(total.sum(1)).flatten()
     listed = affected[:MOST_PLACES]
-    by_rank = ranks.gather(mine[listed]).cpu()
+    by_rank = ranks.table(mine[listed])
+    yield by_rank, dist.ReduceOp.SUM
     places = tuple(
         NonFinitePlace(names[param], rank, *by_rank[rank, i].tolist())
         for i, param in enumerate(listed.tolist())
@@ -102,20 +108,20 @@ def find_desync(ranks: Mapping[str, Floats]) -> Split | None:
 
 def locate_desync(
     ranks: Ranks, plan: SamplePlan, row_checksums: torch.Tensor, found: Split
-) -> Desync:
-    """Return the parameters in which the diverged ranks differ from the majority."""
-    mine = torch.zeros_like(row_checksums)
+) -> SearchSteps[Desync]:
+    """Find the parameters in which the diverged ranks differ from the majority."""
+    checksums = row_checksums.cpu()
+    mine = torch.zeros_like(checksums)
     if found.key in plan.region_keys:
-        mine = torch.where(
-            plan.replica_class == plan.region_keys.index(int(found.key)), row_checksums, mine
-        )
+        in_class = plan.replica_class.cpu() == plan.region_keys.index(int(found.key))
+        mine = torch.where(in_class, checksums, mine)
     # All ranks get the checksums of the reference rank, then count the diverged ranks per row.
     reference = mine.clone() if ranks.rank == found.majority[0] else torch.zeros_like(mine)
-    ranks.all_reduce(reference, dist.ReduceOp.SUM)
+    yield reference, dist.ReduceOp.SUM
     differs = (mine != reference).long()
     if ranks.rank not in found.diverged:
         differs.zero_()
-    ranks.all_reduce(differs, dist.ReduceOp.SUM)
+    yield differs, dist.ReduceOp.SUM
     where = torch.nonzero(differs).flatten()[:MOST_PLACES].tolist()
     params = tuple(plan.names[i] for i in where)
     return Desync(found.diverged, found.majority[0], params, found.tie)

@@ -28,6 +28,12 @@ WIRE_FIELDS: Final[tuple[str, ...]] = (
     "nonfinite_known",  # 1 when an earlier record has located the NaN that is still there
     "reported_norm",  # newest gradient norm that the trainer reported, -1 without one
     "reported_norm_share",  # of its square in the total's; 0 when it is the total
+    "flops_per_token",  # of forward and backward, 0 while unknown
+    "peak_flops",  # of the rank's device, 0 while unknown
+    "proposed_interval",  # by rank 0: in effect from the next observation but one, 0 for none
+    "acknowledged_interval",  # proposed in the observation before, which this rank has
+    "record_step",  # of the newest record that the rank derived, with `check_records`
+    "record_hash",  # of that record, 48 bits
     "lr",  # that the trainer reported, or of this rank's first param group; NaN without one
     *(
         f"eval{i}_{what}"  # evaluation i since the last record; step 0: none
@@ -42,6 +48,8 @@ _BYTES_PER_NUMBER: Final = 6  # a float64 holds 48 bits exactly
 SLOT_SIZE: Final = len(_FIELDS) + _TEXT_NUMBERS
 CHECKSUMS: Final = slice(_FIELDS.index("checksum0"), _FIELDS.index("checksum0") + REPLICA_CLASSES)
 """Where the checksums are; they are computed on the device and written there directly."""
+FAILURE: Final = tuple(_FIELDS.index(name) for name in ("failed", "step", "plan_hash"))
+"""Where a rank that failed writes that it did, and to which observation its slot belongs."""
 
 
 def pack(values: Mapping[str, float], error: str) -> list[float]:

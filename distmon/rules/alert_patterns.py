@@ -25,8 +25,8 @@ def first_match(patterns: Iterable[str], alerts: Sequence[Alert]) -> Alert | Non
 def check_patterns(actions: ActionsConfig, rules: Sequence[str]) -> None:
     """Raise ConfigError for a pattern that matches no rule: a typo would be noticed too late."""
     severities = get_args(Severity)
-    for action, patterns in actions:
-        for pattern in patterns:
+    for action in ("stop", "checkpoint", "bundle"):
+        for pattern in getattr(actions, action):
             if pattern not in severities and not any(fnmatchcase(r, pattern) for r in rules):
                 hint = suggest(pattern, [*rules, *severities])
                 raise ConfigError(

@@ -72,6 +72,8 @@ class Rule:
     needs: tuple[str, ...] = ()
     """Parts of a record (`params`, `gradient_gain`, `evaluations`, `tasks`, or the tag of a
     metric). The rule is evaluated only on records that have at least one of them."""
+    users: bool = False
+    """Whether `check` is a function of the user's, which gets a time limit."""
     combine_messages: Callable[[Sequence[Finding]], str] = first_message
     """Makes one message from the findings of one group."""
 

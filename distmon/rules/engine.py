@@ -13,8 +13,9 @@ from distmon.config import RuleConfig, suggest
 from distmon.errors import ConfigError
 from distmon.record.record import Record
 from distmon.rules.alert import Alert, Severity
-from distmon.rules.base import Finding, Limits, Rule, layer_of, metric
+from distmon.rules.base import Finding, Limits, Memory, Rule, layer_of, metric
 from distmon.rules.episodes import RuleState
+from distmon.rules.user_code import UserCode, UserCodeTimeoutError
 
 _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 """In increasing order."""
@@ -81,8 +82,10 @@ class RuleEngine:
     four and eight; a higher severity is reported at once.
     """
 
-    def __init__(self, active: Sequence[ActiveRule]) -> None:
-        self._active = active
+    def __init__(self, active: Sequence[ActiveRule], user_code: UserCode | None = None) -> None:
+        """`user_code` calls the user's functions; one that does not return in time is disabled."""
+        self._active = [*active]
+        self._user_code = user_code
         self.states = {a.rule.name: RuleState() for a in active}
 
     def evaluate(self, record: Record) -> tuple[list[Alert], dict[str, Exception]]:
@@ -104,12 +107,26 @@ class RuleEngine:
                 if not _has_one(record, rule.needs):
                     continue
                 state.observation += 1
-                found = {f.key: f for f in rule.check(record, active.limits, state.memory)}
+                found = {f.key: f for f in self._check(active, record, state.memory)}
                 state.follow(found, unmeasured, active.cooldown)
                 alerts += _fire(active, state, [*found.values()], record.step)
+            except UserCodeTimeoutError as error:
+                failures[rule.name] = error
+                # Its function may still change the memory that it was given.
+                state.memory = {}
+                self._active = [each for each in self._active if each is not active]
             except Exception as error:
                 failures[rule.name] = error
         return alerts, failures
+
+    def _check(self, active: ActiveRule, record: Record, memory: Memory) -> list[Finding]:
+        rule = active.rule
+        if self._user_code is None or not rule.users:
+            return [*rule.check(record, active.limits, memory)]
+        found: list[Finding] = self._user_code.call(
+            lambda: [*rule.check(record, active.limits, memory)]
+        )
+        return found
 
     def severity(self, name: str) -> Severity | None:
         """Return the configured severity of a rule; None when the rule is disabled."""

@@ -99,6 +99,7 @@ def rule(
             patience=patience,
             cooldown=cooldown,
             needs=tuple(current_name(_FORMER_PARTS.get(part, part)) for part in needs),
+            users=True,
         )
 
     return decorate

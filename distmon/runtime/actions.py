@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from distmon.config import ActionsConfig
+from distmon.errors import DistmonError
 from distmon.rules.alert import Alert
 from distmon.rules.alert_patterns import first_match
+from distmon.rules.user_code import UserCode, UserCodeTimeoutError
+from distmon.runtime.decisions import Decision
 from distmon.runtime.fault_log import FaultLog
 
 STOP_EXIT_CODE: Final = 86
@@ -34,37 +37,75 @@ class TrainingStopped(SystemExit):
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The user's functions; called on every rank at the same step, after the record is known."""
+    """The user's functions; see `distmon.attach`."""
 
     on_alert: AlertCall | None = None
     on_checkpoint: AlertCall | None = None
 
 
 class AlertActions:
-    """Acts as configured; every rank has the same alerts and acts alike."""
+    """Decides on rank 0 what follows from its alerts, and acts on every rank on what it decided."""
 
-    def __init__(self, config: ActionsConfig, callbacks: Callbacks, faults: FaultLog) -> None:
+    def __init__(
+        self,
+        config: ActionsConfig,
+        callbacks: Callbacks,
+        faults: FaultLog,
+        user_code: UserCode | None = None,
+    ) -> None:
         self._config = config
         self._callbacks = callbacks
         self._faults = faults
+        self._user_code = user_code or UserCode(seconds=60.0)
         self.stopped: TrainingStopped | None = None
         """Raised at the end of the step, once an alert matches `actions.stop`."""
 
     @property
-    def act_in_observed_step(self) -> bool:
-        """Whether ranks wait for the evaluation in the observed step itself."""
-        return bool(self._config.stop or self._config.checkpoint)
+    def on_all_ranks(self) -> bool:
+        """Whether decisions of rank 0 travel to the other ranks; the same on all ranks."""
+        config = self._config
+        return bool(config.stop or config.checkpoint or config.on_alert_everywhere)
 
-    def act(self, alerts: Sequence[Alert]) -> None:
-        """Call the user's functions and decide whether the run ends."""
+    def alerted(self, alerts: Sequence[Alert]) -> Mapping[str, Exception]:
+        """Call `on_alert` on rank 0, off the training thread; return what failed in it."""
+        function = self._callbacks.on_alert
+        if function is None or self._config.on_alert_everywhere:
+            return {}
+        failed: dict[str, Exception] = {}
         for alert in alerts:
+            try:
+                self._user_code.call(function, alert)
+            except Exception as error:
+                failed["on_alert"] = error
+                if isinstance(error, UserCodeTimeoutError):
+                    self._callbacks = replace(self._callbacks, on_alert=None)
+                    break
+        return failed
+
+    def decide(self, alerts: Sequence[Alert]) -> Decision:
+        """Return what all ranks are to do about these alerts."""
+        return Decision(
+            alerts=tuple(alerts) if self._config.on_alert_everywhere else (),
+            checkpoint=first_match(self._config.checkpoint, alerts),
+            stop=first_match(self._config.stop, alerts),
+        )
+
+    def act(self, decision: Decision) -> None:
+        """Call the user's functions and note whether the run ends, on every rank at one step."""
+        for alert in decision.alerts:
             self._call("on_alert", self._callbacks.on_alert, alert)
-        wanted = first_match(self._config.checkpoint, alerts)
-        if wanted is not None:
-            self._call("on_checkpoint", self._callbacks.on_checkpoint, wanted)
-        if (reason := first_match(self._config.stop, alerts)) is not None:
-            self.stopped = TrainingStopped(reason)
+        if decision.checkpoint is not None:
+            self._call("on_checkpoint", self._callbacks.on_checkpoint, decision.checkpoint)
+        if decision.stop is not None:
+            self.stopped = TrainingStopped(decision.stop)
 
     def _call(self, name: str, function: AlertCall | None, alert: Alert) -> None:
-        if function is not None:
-            self._faults.guard(name, lambda: function(alert))
+        """Call a function on the training thread; SystemExit in it is a fault like any other."""
+        if function is None:
+            return
+        try:
+            function(alert)
+        except SystemExit as error:
+            self._faults.report(name, DistmonError(f"raised SystemExit({error.code})"))
+        except Exception as error:
+            self._faults.report(name, error)

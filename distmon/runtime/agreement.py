@@ -7,13 +7,15 @@ from importlib import metadata
 from typing import Final
 
 import torch
+import torch.distributed as dist
 
 from csrc_triton.row_layout import MAX_COLUMNS, SUM_COLUMNS
 from distmon.collect.gradient_gain import Blocks
 from distmon.config import MonitorConfig
 from distmon.errors import CollectiveError
 from distmon.record.statistics import Sampling
-from distmon.reduce.process_group import Ranks, minority
+from distmon.reduce.channel import Pending
+from distmon.reduce.process_group import Ranks, by_value, listed, minority
 from distmon.reduce.rank_slots import SLOT_SIZE
 from distmon.sampling.plan import SamplePlan
 from distmon.sampling.sample import hash48
@@ -22,7 +24,7 @@ COMPARED: Final = ("versions", "settings", "parameters or shapes")
 """What is compared at attach, as an error message calls it; the first that differs is named."""
 _MAY_DIFFER: Final = frozenset(
     {"run_dir", "sinks", "wandb", "queue_size", "total_steps", "param_tags", "param_tag_cap"}
-    | {"backend", "timeout_s", "notify"}
+    | {"backend", "timeout_s", "callback_timeout_s", "strict", "notify"}
 )
 """Settings that concern one rank alone."""
 
@@ -47,12 +49,50 @@ def agreement_hashes(
     return {name: hash48(text) for name, text in zip(COMPARED, texts, strict=True)}
 
 
-def agree_on_start(ranks: Ranks, step: int, device: torch.device) -> None:
-    """Raise CollectiveError on every rank when ranks resume from different steps."""
-    starts = ranks.gather(torch.tensor([step], device=device)).flatten().tolist()
-    if others := minority(starts):
-        steps = ", ".join(map(str, dict.fromkeys(starts)))
-        raise CollectiveError(
-            f"rank {', '.join(map(str, others))} resumed from a different step (first steps: "
-            f"{steps}); load the monitor's state on every rank"
-        )
+class StartAgreement:
+    """Compares where the ranks start, at the first step of the process.
+
+    Ranks that resumed differently would observe different steps, so nothing is observed before it
+    is known that they agree. No rank waits for it.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._table: torch.Tensor | None = None
+        self._exchange: Pending | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the other ranks have not answered yet."""
+        return self._exchange is not None
+
+    def begin(self, step: int, interval: int, next_observation: int, state_hash: int) -> None:
+        """Send where this rank starts; `state_hash` is that of the state it loaded, or 0."""
+        mine = torch.tensor([step, interval, next_observation, state_hash], dtype=torch.int64)
+        self._table = self._ranks.table(mine)
+        self._exchange = self._ranks.searches.launch((self._table, dist.ReduceOp.SUM))
+        self.check()
+
+    def check(self) -> None:
+        """Raise CollectiveError on every rank when they differ, as soon as that is known."""
+        if self._exchange is None or not self._exchange.done():
+            return
+        self._exchange.join()
+        self._exchange = None
+        assert self._table is not None
+        steps, intervals, observations, states = self._table.T.tolist()
+        for what, values in (
+            ("first step", steps),
+            ("interval", intervals),
+            ("next observation", observations),
+        ):
+            if len({*values}) > 1:
+                raise CollectiveError(
+                    f"ranks resumed with a different {what} ({by_value(values)}); load the "
+                    "monitor's state on every rank"
+                )
+        if others := minority(states):
+            raise CollectiveError(
+                f"rank {listed(others)} loaded a different state of the monitor; load the same on "
+                "every rank"
+            )

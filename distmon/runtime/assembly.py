@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +21,13 @@ from distmon.collect.telemetry.hardware import HardwareSampler, opener_for
 from distmon.collect.telemetry.mfu_setup import set_up_mfu
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.config import MonitorConfig
+from distmon.errors import RunFolderError
 from distmon.layout import Shard
 from distmon.record.builder import RecordBuilder
 from distmon.reduce.process_group import Ranks
 from distmon.rules import RuleEngine
 from distmon.rules.engine import ActiveRule
+from distmon.rules.user_code import UserCode
 from distmon.runs.run_folder import RunFolder
 from distmon.runtime.actions import AlertActions
 from distmon.runtime.budget import Budget
@@ -32,14 +37,13 @@ from distmon.runtime.observer import Observer
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.source import Optimizers, Options, Source
-from distmon.runtime.worker import EvaluationWorker
+from distmon.runtime.worker import DerivedOnRequest, Evaluation, EvaluationWorker
 from distmon.sampling.plan import SamplePlan
 from distmon.sampling.reading import Reading
 from distmon.sinks import Delivery, build_factories
 from distmon.sinks.run_output import RunOutput
 
-# On an accelerator the copy to the host is long done two steps after it was queued.
-PICK_UP_AFTER = 2
+log = logging.getLogger("distmon")
 
 
 @dataclass(frozen=True)
@@ -96,23 +100,24 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
         ranks.size,
         collectives=2 if ranks.together else 0,
         hosts=blueprint.hosts,
-        utilization=telemetry.utilization,
+        mfu_source=lambda: telemetry.utilization.source,
     )
-    output = None
+    schedule = StepSchedule(settings.interval, settings.task_interval)
+    faults = FaultLog(ranks.rank)
+    user_code = UserCode(settings.callback_timeout_s)
+    undo.callback(user_code.close)
+    actions = AlertActions(settings.actions, options.callbacks, faults, user_code)
+    rules = RuleEngine(blueprint.rules, user_code)
+    hashed = settings.check_records
+    worker: Evaluation = DerivedOnRequest(builder, rules, hashed)
     if ranks.rank == 0:
         output = _open_output(blueprint, observer.plan, options)
         undo.callback(output.close)
-    schedule = StepSchedule(
-        settings.interval,
-        settings.task_interval,
-        lag=0 if device.type == "cpu" else PICK_UP_AFTER,
-    )
-    faults = FaultLog(ranks.rank)
-    actions = AlertActions(settings.actions, options.callbacks, faults)
+        worker = EvaluationWorker(builder, rules, output, actions.alerted, hashed)
     cost = SelfCost(Budget(settings.budget, settings.interval, settings.budget_after_s))
     cycle = ObservationCycle(
         observer=observer,
-        worker=EvaluationWorker(builder, RuleEngine(blueprint.rules), output),
+        worker=worker,
         schedule=schedule,
         finite_watch=finite_watch,
         telemetry=telemetry,
@@ -150,14 +155,29 @@ def _open_output(blueprint: Blueprint, plan: SamplePlan, options: Options) -> Ru
         }
         for shard, sample in zip(blueprint.shards, plan.samples, strict=True)
     ]
-    folder = RunFolder.open(
-        settings.run_dir,
-        config=settings.model_dump(mode="json"),
-        parameters=parameters,
-        reading=plan.describe(),
-    )
+    described = {
+        "config": settings.model_dump(mode="json"),
+        "parameters": parameters,
+        "reading": plan.describe(),
+    }
+    folder = _open_folder(settings, described)
     factories = build_factories(settings, folder, options.console)
     return RunOutput(folder, Delivery(factories, settings.queue_size), blueprint.ranks.size)
+
+
+def _open_folder(settings: MonitorConfig, described: Mapping[str, Any]) -> RunFolder:
+    """Open the run folder; where it is unusable, a folder among the temporary files instead.
+
+    A job that restarts must not end because its folder has become unusable, unless `strict`.
+    """
+    try:
+        return RunFolder.open(settings.run_dir, **described)
+    except RunFolderError as error:
+        if settings.strict:
+            raise
+        instead = tempfile.mkdtemp(prefix="distmon-")
+        log.error("distmon: %s; writing this run to %s instead", error, instead)
+        return RunFolder.open(instead, **described)
 
 
 def _hardware(device: torch.device, settings: MonitorConfig) -> HardwareSampler | None:

@@ -32,7 +32,7 @@ class Stretch:
 
 
 class Budget:
-    """Computes the interval from reduced records alone, so every rank gets the same interval.
+    """Computes the interval that keeps the cost within the budget, from records.
 
     The cost of steps that are not observed does not depend on the interval. It is subtracted from
     the budget, but a quarter is left for observing: where steps are so short that they cost more, a
@@ -62,7 +62,10 @@ class Budget:
         return self.interval
 
     def evaluate(self, record: Record) -> Stretch | None:
-        """Add one record; return a change of the interval when the cost does not fit the budget."""
+        """Add one record; return a change of the interval when the cost does not fit the budget.
+
+        The change is in effect once `adopt` is called with it, on every rank.
+        """
         seconds = record.ranks.get("monitor_seconds")
         elapsed = record.ranks.get("elapsed_seconds")
         if self._limit is None or seconds is None or elapsed is None:
@@ -81,8 +84,10 @@ class Budget:
         wanted = math.ceil(self.multiple * cost / room)
         if cost <= room and 2 * wanted > self.multiple:
             return None
-        before = self.interval
-        self.interval = self._base * min(max(1, wanted), LARGEST_STRETCH)
-        if self.interval == before:
-            return None
-        return Stretch(before, self.interval, cost, room)
+        after = self._base * min(max(1, wanted), LARGEST_STRETCH)
+        return None if after == self.interval else Stretch(self.interval, after, cost, room)
+
+    def adopt(self, interval: int) -> None:
+        """Continue with an interval that all ranks have agreed on."""
+        self.interval = interval
+        self._own = self._in_steps = self._elapsed = 0.0

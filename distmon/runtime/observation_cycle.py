@@ -1,60 +1,56 @@
 """One observation from its snapshot to its alerts.
 
-armed -> measured -> started -> reduced -> evaluated -> acted on. Armed and measured by the hooks of
-the observed step; started in its `step()`, where ranks meet; reduced when the numbers are on the
-host (at once on a CPU, a fixed number of steps later on an accelerator); evaluated by the worker;
-acted on by the training thread at a step that is the same on all ranks.
+armed -> measured -> started -> arrived -> evaluated -> acted on. Armed and measured by the hooks of
+the observed step; started in its `step()`, where it is sent and nobody is waited for; arrived when
+a later `step()` finds it reduced; evaluated on rank 0, off the training thread. What rank 0 decides
+travels, and all ranks act on it at the same step.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import torch
 
 from distmon.collect.evaluations import PendingEvaluations
-from distmon.collect.finite_watch import Evidence, FiniteWatch
+from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.losses import Number, host_value
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.errors import CollectiveError
 from distmon.rules.nonfinite import immediate_alert
 from distmon.runtime.actions import AlertActions, TrainingStopped
-from distmon.runtime.agreement import agree_on_start
+from distmon.runtime.agreement import StartAgreement
+from distmon.runtime.arrived import Arrived
+from distmon.runtime.decisions import PATIENCE_S, Decisions
 from distmon.runtime.fault_log import FaultLog
+from distmon.runtime.interval_change import IntervalChange
 from distmon.runtime.observer import Observer
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
-from distmon.runtime.worker import EvaluationWorker
+from distmon.runtime.worker import Evaluated, Evaluation
 from distmon.sinks.run_output import RunOutput
 
 Optimizer = torch.optim.Optimizer
 log = logging.getLogger("distmon")
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """An observation that was started and not reduced."""
-
-    step: int
-    evidence: Evidence | None
+_POLL_SECONDS: Final = 0.0005
 
 
 class ObservationCycle:
     """Takes one observation after another through its stages.
 
     What goes wrong on this rank is reported to `faults`; only a `CollectiveError` is raised, after
-    which no rank can observe any more.
+    which this rank cannot observe any more.
     """
 
     def __init__(
         self,
         *,
         observer: Observer,
-        worker: EvaluationWorker,
+        worker: Evaluation,
         schedule: StepSchedule,
         finite_watch: FiniteWatch,
         telemetry: RankTelemetry,
@@ -73,15 +69,26 @@ class ObservationCycle:
         self._cost = cost
         self._actions = actions
         self._faults = faults
-        self._in_flight: InFlight | None = None
+        self._start_agreement = StartAgreement(observer.ranks)
+        ranks = observer.ranks
+        self._decisions = Decisions(ranks.decisions, ranks.rank, actions.on_all_ranks)
+        self._interval = IntervalChange()
+        self._arrived: deque[Arrived] = deque()
+        self._held: Arrived | None = None
         self.armed: list[Optimizer | None] = []
         """Optimizers whose sampled weights were kept in this step; None stands for all of them."""
         self.prepare_step()
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is started or being evaluated."""
-        return self._in_flight is None and not self.worker.pending
+        """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
+        return not (
+            self.observer.outbox
+            or self._arrived
+            or self.worker.busy
+            or self._decisions.enabled
+            or self._start_agreement.pending
+        )
 
     def arm(self, optimizer: Optimizer | None) -> None:
         """Keep the sampled weights just before the first step of `optimizer` in this step."""
@@ -96,7 +103,6 @@ class ObservationCycle:
     def measure(self, optimizer: Optimizer | None, ran: bool) -> None:
         """Fill the rows that `optimizer` has just stepped; None for all that are not filled yet."""
         try:
-            self.worker.settle()  # long done, unless steps are very short
             self.observer.measure(optimizer, ran, self.worker.builder.read_in_full)
         except Exception as error:
             self._faults.report("measure", error, spoils_observation=True)
@@ -106,12 +112,14 @@ class ObservationCycle:
         with self.observer.gain.paused():
             self.observer.tasks.measure(losses)
 
-    def begin_run(self) -> None:
-        """Agree on the first step of this process. A collective call."""
-        self.observer.ranks.take_seconds()  # those of attach
-        agree_on_start(self.observer.ranks, self._schedule.completed, self.observer.plan.device)
+    def begin_run(self, state_hash: int) -> None:
+        """Compare with the other ranks, without waiting for them, where this process starts."""
+        schedule = self._schedule
+        self._start_agreement.begin(
+            schedule.completed, schedule.interval, schedule.next_observation, state_hash
+        )
         if self.worker.output is not None:
-            self.worker.output.begin(resumed_from=self._schedule.completed - 1)
+            self.worker.output.begin(resumed_from=schedule.completed - 1)
 
     def take_in(self, loss: Number | None, grad_norm: Number | None, lr: Number | None) -> None:
         """Take in the numbers of the completed step; alert at once about a NaN."""
@@ -134,15 +142,89 @@ class ObservationCycle:
             output.alert(immediate_alert(evidence, severity, rank, located_at))
 
     def run(self) -> None:
-        """Act on what was evaluated, start what is observed, reduce what is due."""
-        self.act()
-        if self._schedule.is_observed:
-            if self._in_flight is not None:
-                self._reduce()
-                self.act()
+        """Take in what has arrived, act on what is decided, start what is observed."""
+        self._start_agreement.check()
+        self.advance()
+        observed = self._schedule.is_observed
+        if self._decisions.is_point(self._schedule.steps_since_observation, observed):
+            self._exchange_decisions()
+        if observed:
             self._start()
-        if self._in_flight is not None and self._schedule.is_due(self._in_flight.step):
-            self._reduce()
+            self._change_interval()
+            self.advance()
+
+    def advance(self) -> None:
+        """Take everything in flight as far as it has come. Never waits."""
+        if self._start_agreement.pending:
+            return  # nothing may be launched before ranks know that they launch the same
+        self._arrived.extend(self.observer.poll())
+        while self._arrived and self._arrived[0].search.poll():
+            self._hand_over(self._arrived.popleft())
+        for evaluated in self.worker.finished():
+            if isinstance(evaluated, Evaluated):
+                self._follow(evaluated)
+            else:
+                self._faults.report("record", evaluated)
+
+    def _hand_over(self, arrived: Arrived) -> None:
+        """Give an observation to the evaluation of this rank."""
+        try:
+            self._interval.arrive(arrived.fields)
+            on_rank_0 = self.worker.output is not None
+            observation = arrived.observation(copied=on_rank_0)
+            self.evaluations.arrived()
+            self._finite_watch.observed(arrived.local.evidence, observation.has_nonfinite)
+            if not self.worker.submit(observation):
+                raise TimeoutError(f"evaluation is behind: dropped step {observation.step}")
+        except Exception as error:
+            self._faults.report("record", error)
+        # Other ranks than 0 may still derive a record from the newest buffers.
+        self._held, before = arrived, self._held
+        if before is not None:
+            self.observer.outbox.pool.give(before.buffers)
+
+    def _follow(self, evaluated: Evaluated) -> None:
+        """Rank 0: decide on what was evaluated."""
+        for what, error in evaluated.failures.items():
+            self._faults.report(what, error)
+        try:
+            self._decisions.decide(self._actions.decide(evaluated.alerts))
+            if self._interval.wanted:
+                return
+            stretch = self._cost.evaluate(evaluated.record)
+            if stretch is not None:
+                log.warning("distmon: %s", stretch)
+                self._interval.wanted = stretch.after
+        except Exception as error:
+            self._faults.report("decision", error)
+
+    def _exchange_decisions(self) -> None:
+        """Act on what rank 0 decided until the last exchange; send what it decided since."""
+        if self.worker.output is not None:
+            self.settle(PATIENCE_S)
+        decision = self._decisions.exchange()
+        if decision:
+            self._actions.act(decision)
+
+    def _change_interval(self) -> None:
+        """Change the interval, at the observation at which all ranks do."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._interval.must_wait:
+            if time.monotonic() > deadline:
+                raise CollectiveError(
+                    f"an observation on which the interval depends took over {PATIENCE_S:g} s"
+                )
+            time.sleep(_POLL_SECONDS)
+            self.advance()
+        if (interval := self._interval.take()) is not None:
+            self._cost.adopt(interval)
+            self.change_interval(interval)
+
+    def change_interval(self, interval: int) -> None:
+        """Observe every `interval` steps from now on."""
+        if interval != self._schedule.interval:
+            self._schedule.change_interval(interval)
+            self.observer.resize(interval)
 
     def prepare_step(self) -> None:
         """Arm the hooks of the blocks for the coming step if it is observed, else disarm them."""
@@ -158,40 +240,29 @@ class ObservationCycle:
         except Exception as error:
             self._faults.report("gradient gain", error)
 
-    def act(self) -> None:
-        """Act on a finished evaluation, if there is one; on every rank at the same step."""
-        if not self.worker.pending:
-            return
-        try:
-            evaluated = self.worker.take()
-            for rule, error in evaluated.failures.items():
-                self._faults.report(f"rule {rule}", error)
-            self._actions.act(evaluated.alerts)
-            stretch = self._cost.evaluate(evaluated.record)
-            if stretch is not None:
-                if self.observer.ranks.rank == 0:
-                    log.warning("distmon: %s", stretch)
-                self.change_interval(stretch.after)
-        except CollectiveError:
-            raise
-        except Exception as error:
-            self._faults.report("record", error)
+    def settle(self, seconds: float) -> bool:
+        """Wait until everything is evaluated, at most `seconds` and never for a device.
 
-    def change_interval(self, interval: int) -> None:
-        """Observe every `interval` steps from now on. Nothing may be in flight."""
-        if interval != self._schedule.interval:
-            self._schedule.change_interval(interval)
-            self.observer.resize(interval)
+        Returns whether everything is.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self._start_agreement.check()
+            self.advance()
+            if not (self._start_agreement.pending or self.observer.outbox or self._arrived):
+                evaluated = self.worker.settle(max(0.0, deadline - time.monotonic()))
+                self.advance()
+                return evaluated
+            if self.observer.outbox.waits_for_device or time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
 
     def flush(self) -> None:
-        """Deliver what is pending without entering a collective."""
-        self.act()
-        if self._in_flight is not None:
-            self._reduce(search=False)
-            self.act()
+        """Deliver what is pending, within a limit, without entering a collective."""
+        self.settle(PATIENCE_S / 2)
         output = self.worker.output
         if output is not None and len(self.evaluations):
-            self._faults.guard("evaluations at the end", lambda: self._post_evaluations(output))
+            self._faults.guard("the last record", lambda: self._post_rest(output))
 
     def stop_together(self, stopped: TrainingStopped) -> None:
         """Return on all ranks when rank 0 has delivered everything.
@@ -200,27 +271,38 @@ class ObservationCycle:
         """
         if self.worker.output is not None:
             log.warning("distmon: training is %s", stopped)
-            self.worker.settle()
+            self.settle(PATIENCE_S)
             self.worker.output.close()
-        with suppress(CollectiveError):
-            self.observer.ranks.barrier(self.observer.plan.device)
+        try:
+            self._decisions.meet(seconds=3 * PATIENCE_S)
+        except CollectiveError as error:
+            self._faults.report("meeting before the end", error)
 
     def abandon(self, error: CollectiveError) -> None:
         """Forget what was started: its collectives have failed."""
-        ranks, self._in_flight = self.observer.ranks, None
-        progress = ranks.describe_progress(self._schedule.completed)
+        ranks, output = self.observer.ranks, self.worker.output
+        lost = [*(each.local.step for each in self._arrived), *self.observer.abandon()]
+        self._arrived.clear()
         log.error(
             "distmon: collectives failed on rank %d (%s); training continues without the monitor",
             ranks.rank,
-            f"{error}; {progress}" if progress else error,
+            error,
         )
+        if ranks.progress is not None:
+            ranks.progress.describe(
+                self._schedule.completed, lambda steps: log.error("distmon: %s", steps)
+            )
+        if output is not None:
+            faults = [f"step {step} was not observed: {error}" for step in lost]
+            self._faults.guard("the last record", lambda: self._post_rest(output, faults))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps. Waits for the worker, and for the device."""
-        self.worker.settle()
-        in_flight = [] if self._in_flight is None else self.observer.losses_in_flight()
+        """Return what a checkpoint keeps. Waits for the device, and at most a moment for ranks."""
+        if not self.settle(PATIENCE_S):
+            self._faults.report("state", TimeoutError("an evaluation has not finished"))
+        losses = [*self.observer.losses_in_flight, *self.observer.losses.to_list()]
         return {
-            "losses": [*in_flight, *self.observer.losses.to_list()],
+            "losses": losses,
             "evaluations": self.evaluations.to_list(),
             "record": self.worker.builder.state_dict(),
             "rules": self.worker.rules.state_dict(),
@@ -241,53 +323,52 @@ class ObservationCycle:
         self.prepare_step()
 
     def close(self) -> None:
-        """Remove the hooks of the blocks; end the worker, its output and the process group."""
+        """Remove the hooks of the blocks; end the worker, its output and the process groups."""
         self.observer.gain.remove()
         self.worker.close()
         try:
             if self.worker.output is not None:
                 self.worker.output.close()
         finally:
-            self.observer.ranks.close()
+            ranks = self.observer.ranks
+            if ranks.progress is not None and self._schedule.begun:
+                ranks.progress.publish(self._schedule.completed)
+            ranks.close()
 
     def _start(self) -> None:
-        """Enter the collectives, on every rank, whatever happened here."""
+        """Send the observation, on every rank, whatever happened here."""
         self.measure(None, ran=False)  # what no optimizer has stepped
-        fields, evidence = self._finite_watch.take()
-        slot = {
-            **fields,
+        step, evidence, slot = self._schedule.completed, None, {}
+        try:
+            if self.observer.sample_is_nonfinite:
+                self._finite_watch.sampled(step)
+            fields, evidence = self._finite_watch.take()
+            slot = {**fields, **self._collect_slot()}
+        except Exception as error:
+            self._faults.report("telemetry", error, spoils_observation=True)
+        error_text = self._faults.take_pending()
+        self._schedule.started()
+        self.observer.start(step, {**slot, **self._interval.send()}, evidence, error_text)
+
+    def _collect_slot(self) -> dict[str, float]:
+        """Return what this rank sends about itself."""
+        record_step, record_hash = self.worker.newest_hash
+        return {
             **self._telemetry.take(),
             **self._cost.take(),
             **self.evaluations.take(),
-            "task_key": self.observer.tasks.send(),
+            "task_key": self.observer.tasks.key,
             "lr": self.observer.first_lr if self.lr is None else self.lr,
-            "monitor_wait_seconds": self.observer.ranks.take_seconds(),
+            "record_step": float(record_step),
+            "record_hash": float(record_hash),
         }
-        step, error = self._schedule.completed, self._faults.take_pending()
-        self._schedule.started()
-        self.observer.start(step, slot, error)
-        self._in_flight = InFlight(step, evidence)
 
-    def _reduce(self, search: bool = True) -> None:
-        """Take the reduced numbers and hand them to the worker. Searches are collective."""
-        flight, self._in_flight = self._in_flight, None
-        assert flight is not None
-        try:
-            found = self.observer.finish(flight.step, flight.evidence, search)
-            self.evaluations.arrived()
-            self._finite_watch.observed(flight.evidence, found.has_nonfinite)
-            self.worker.submit(found)
-            if self._actions.act_in_observed_step:
-                self.act()
-        except CollectiveError:
-            raise
-        except Exception as error:
-            self._faults.report("record", error)
-
-    def _post_evaluations(self, output: RunOutput) -> None:
-        """Deliver the evaluations that no observation has followed."""
+    def _post_rest(self, output: RunOutput, faults: Sequence[str] = ()) -> None:
+        """Deliver the evaluations that no observation has followed, and what was not observed."""
         pending = self.evaluations.take()
-        record = self.worker.builder.partial_record(self._schedule.completed, pending, self.lr)
+        record = self.worker.builder.partial_record(
+            self._schedule.completed, pending, self.lr, tuple(faults)
+        )
         self.evaluations.arrived()
         alerts, _ = self.worker.rules.evaluate(record)
         output.post(record, alerts)

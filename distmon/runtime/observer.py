@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,12 +24,13 @@ from distmon.probe import Rows, choose_probe
 from distmon.probe.partial_gradients import PartialGradients
 from distmon.probe.sparse_gradients import fill_sparse_gradient
 from distmon.probe.torch_probe import odd_multipliers
-from distmon.record.builder import Observation
 from distmon.record.statistics import Sampling
-from distmon.reduce.buffers import Buffers, buffers_on
+from distmon.reduce.buffers import Buffers, BufferSizes, HostBuffers, HostPool
+from distmon.reduce.outbox import DeviceOutbox, HostOutbox
 from distmon.reduce.process_group import Ranks
 from distmon.runtime.agreement import agreement_hashes
-from distmon.runtime.searches import Found, Searches
+from distmon.runtime.arrived import Arrived, InFlight
+from distmon.runtime.searches import LocalEvidence, Searches
 from distmon.sampling.plan import REPLICA_CLASSES, build_plan
 from distmon.sampling.reading import Reading
 
@@ -66,11 +68,16 @@ class Observer:
         self._partial = PartialGradients(self.plan, shards)
         self.gain = gain
         self._interval = config.interval
-        self.buffers = self._make_buffers()
+        on_cpu = device.type == "cpu"
+        pool = HostPool(self._sizes(), ranks.rank, pinned=device.type == "cuda")
+        kind = DeviceOutbox if ranks.on_device else HostOutbox
+        self.outbox = kind(ranks.observations, pool)
+        self._device_buffers = None if on_cpu else Buffers(pool.sizes, ranks.rank, device)
+        self._buffers = self._device_buffers or pool.take()
+        self._in_flight: deque[InFlight] = deque()
         self.losses = LossRing(self._loss_slots, device)
         self.tasks = TaskGradients(shards, config.seed)
         self._searches = self._make_searches()
-        self._steps: list[int] = []
         self._everything = frozenset(range(len(shards)))
         self._filled: frozenset[int] = frozenset()
         self._all_applied = torch.ones(len(shards), dtype=torch.float64, device=device)
@@ -79,6 +86,7 @@ class Observer:
         classes = self.plan.replica_class.cpu().numpy()
         self._class_rows = [np.flatnonzero(classes == i) for i in range(REPLICA_CLASSES)]
         self._identities = ParameterIdentities(shards)
+        self._no_checksums = torch.zeros(len(shards), dtype=torch.int64)
         self._side: Rows | None = None
         self._unreadable: set[str] = set()
 
@@ -86,32 +94,33 @@ class Observer:
     def _loss_slots(self) -> int:
         return min(self._interval, MOST_LOSSES)
 
-    def _make_buffers(self) -> Buffers:
-        return buffers_on(self.plan.device)(
-            len(self._shards),
-            self.ranks,
-            self._config.percentiles,
-            self._loss_slots,
-            self.plan.device,
-            self._partial.size,
-            self.gain.size,
+    def _sizes(self) -> BufferSizes:
+        return BufferSizes(
+            parameters=len(self._shards),
+            ranks=self.ranks.size,
+            bins=self._config.percentiles,
+            losses=self._loss_slots,
+            partial_gradients=self._partial.size,
+            blocks=self.gain.size,
         )
 
     def resize(self, interval: int) -> None:
-        """Make room for the losses of another interval. Nothing may be in flight."""
+        """Make room for the losses of another interval, right after an observation was started."""
         self._interval = interval
         if self._loss_slots == self.losses.capacity:
             return
         kept = self.losses.to_list()
         self.losses = LossRing(self._loss_slots, self.plan.device)
         self.losses.restore(kept)
-        old, self.buffers = self.buffers, self._make_buffers()
-        self.buffers.copy_rows_from(old)
+        pool = self.outbox.pool = self.outbox.pool.resized(self._sizes())
+        if self._device_buffers is not None:
+            self._device_buffers = Buffers(pool.sizes, self.ranks.rank, self.plan.device)
+        self._buffers = self._device_buffers or pool.take()
 
     @property
     def collective_bytes(self) -> int:
         """Bytes that this rank sends in one observation."""
-        return self.buffers.nbytes
+        return self.outbox.pool.sizes.nbytes
 
     @property
     def agreement(self) -> dict[str, int]:
@@ -156,7 +165,7 @@ class Observer:
 
     def _make_searches(self) -> Searches:
         check = self._config.replica_check
-        return Searches(self.ranks, self.plan, self._shards, self.tasks, check)
+        return Searches(self.ranks, self.plan, self._shards, check)
 
     def measure(
         self, optimizer: torch.optim.Optimizer | None, ran: bool, read_in_full: Sequence[int] = ()
@@ -166,8 +175,11 @@ class Observer:
         None means all rows that are not filled yet; without `ran` their gradients and updates
         count as not measured. The gradients of `read_in_full` are read in full.
         """
+        buffers = self._buffers = self._buffers or self.outbox.pool.take()
+        if buffers is None:  # too many observations are in flight; this one is sent empty
+            return
         if not self._filled and self._partial.size:
-            self.buffers.partial_gradients.zero_()
+            buffers.partial_gradients.zero_()
         mine = self._rows_to_fill(optimizer)
         if not mine:
             return
@@ -177,29 +189,29 @@ class Observer:
             applied = applied * (1 - skipped.to(applied).reshape(()))
         in_full = [i for i in read_in_full if i in mine]
         if mine == self._everything:
-            self._probe.measure(self.buffers.rows, applied)
-            self._probe.read_whole_gradients(self.buffers.rows, in_full)
+            self._probe.measure(buffers.rows, applied)
+            self._probe.read_whole_gradients(buffers.rows, in_full)
         else:
-            self._measure_some(mine, applied, in_full)
+            self._measure_some(buffers.rows, mine, applied, in_full)
         if not self._filled:
             # Before a scheduler changes the lr, and after the probe has read all parameters, which
             # are then in the cache.
             self._owner_columns = self._ownership.columns()
-        self._partial.move(self.buffers.rows, self.buffers.partial_gradients, applied, mine)
+        self._partial.move(buffers.rows, buffers.partial_gradients, applied, mine)
         for row in self._probe.without_grad:
             if row in mine:
-                self._read_other_gradient(row, applied[row])
+                self._read_other_gradient(buffers.rows, row, applied[row])
         self._filled |= mine
 
-    def _read_other_gradient(self, row: int, applied: torch.Tensor) -> None:
+    def _read_other_gradient(self, rows: Rows, row: int, applied: torch.Tensor) -> None:
         """Read a gradient that the probe cannot, or note that there is one."""
         shard = self._shards[row]
         gradient = shard.sparse_grad()
         if gradient is not None:
             sample = self.plan.gradient_samples[row]
-            fill_sparse_gradient(self.buffers.rows, row, gradient, applied, sample)
+            fill_sparse_gradient(rows, row, gradient, applied, sample)
         elif shard.grad_is_unreadable():
-            self.buffers.rows.sums[row, SUM["g_unreadable"]] = 1.0
+            rows.sums[row, SUM["g_unreadable"]] = 1.0
             self._name_unreadable(shard.name)
 
     def _name_unreadable(self, name: str) -> None:
@@ -224,43 +236,80 @@ class Observer:
         return to_device(applied, self.plan.device)
 
     def _measure_some(
-        self, mine: frozenset[int], applied: torch.Tensor, in_full: list[int]
+        self, rows: Rows, mine: frozenset[int], applied: torch.Tensor, in_full: list[int]
     ) -> None:
         """Fill the rows of one of several optimizers: a probe fills all rows, copy these only."""
         if self._side is None:
-            self._side = Rows.like(self.buffers.rows)
+            self._side = Rows.like(rows)
         self._probe.measure(self._side, applied)
         self._probe.read_whole_gradients(self._side, in_full)
-        self.buffers.rows.take_from(
-            self._side, to_device(torch.tensor(sorted(mine)), applied.device)
-        )
+        rows.take_from(self._side, to_device(torch.tensor(sorted(mine)), applied.device))
 
-    def start(self, step: int, slot: Mapping[str, float], error: str) -> None:
-        """Enter the collectives. Every rank calls this at the same step, whatever happened.
+    @property
+    def sample_is_nonfinite(self) -> bool:
+        """Whether this rank has just sampled a NaN or Inf; False on an accelerator, where looking
+        would wait for the device."""
+        return isinstance(self._buffers, HostBuffers) and self._buffers.sample_has_nonfinite
 
-        What fails locally is sent as text instead of numbers; only a `CollectiveError` is raised.
+    def start(
+        self, step: int, slot: Mapping[str, float], evidence: Evidence | None, error: str
+    ) -> None:
+        """Send the observation. Every rank calls this at the same step, whatever happened.
+
+        What fails locally is sent as text instead of numbers, and as a last resort as a mark in
+        memory that is already there; only a `CollectiveError` is raised.
         """
-        self._steps, values, given = self.losses.take()
-        identity = self._identity(step, failed=bool(error))
-        if not error:
-            try:
-                self._fill_buffers({**slot, **identity}, values, given)
-            except Exception as problem:
-                error = f"send: {type(problem).__name__}: {problem}"
-        if error:
-            self.buffers.clear()
-            known = slot.get("nonfinite_known", 0.0)
-            self.buffers.put_slot({**identity, "nonfinite_known": known, "failed": 1.0}, (), error)
+        plan_hash = self.plan.plan_hash
+        buffers = self._buffers = self._buffers or self.outbox.pool.take()
+        nothing = LocalEvidence(step, None, self._no_checksums, None)
+        flight = InFlight(nothing, self._interval)
+        try:
+            flight = self._fill(step, slot, evidence, error)
+        except Exception as problem:
+            log.warning(
+                "distmon: sending failed on rank %d (%s); continuing without this observation",
+                self.ranks.rank,
+                type(problem).__name__,
+            )
+            if buffers is not None:
+                buffers.put_failure(step, plan_hash)
         self._filled = frozenset()
-        self.buffers.start()
+        self._buffers = self._device_buffers
+        self._in_flight.append(flight)
+        self.outbox.post(buffers, step, plan_hash)
+
+    def _fill(
+        self, step: int, slot: Mapping[str, float], evidence: Evidence | None, error: str
+    ) -> InFlight:
+        """Fill what is sent; return what this rank keeps until it has arrived."""
+        steps, values, given = self.losses.take()
+        kept = LocalEvidence(step, evidence, self._probe.row_checksums.clone(), self.tasks.take())
+        buffers = self._buffers
+        if buffers is not None:
+            identity = self._identity(step, failed=bool(error))
+            if not error:
+                try:
+                    self._fill_buffers(buffers, {**slot, **identity}, values, given)
+                except Exception as problem:
+                    error = f"send: {type(problem).__name__}: {problem}"
+            if error:
+                buffers.clear()
+                known = slot.get("nonfinite_known", 0.0)
+                buffers.put_slot({**identity, "nonfinite_known": known, "failed": 1.0}, (), error)
+        own = [(at, values[i]) for i, at in enumerate(steps) if given[i]]
+        return InFlight(kept, self._interval, steps, own)
 
     def _fill_buffers(
-        self, telemetry: Mapping[str, float], values: torch.Tensor | Floats, given: Floats
+        self,
+        buffers: Buffers,
+        telemetry: Mapping[str, float],
+        values: torch.Tensor | Floats,
+        given: Floats,
     ) -> None:
-        self.buffers.put_owners(self._owner_columns)
-        self.buffers.put_slot(telemetry, self._checksums(), "")
-        self.buffers.put_losses(values, given)
-        self.gain.send(self.buffers.blocks)
+        buffers.put_owners(self._owner_columns)
+        buffers.put_slot(telemetry, self._checksums(), "")
+        buffers.put_losses(values, given)
+        self.gain.send(buffers.blocks)
 
     def _checksums(self) -> torch.Tensor | list[int]:
         """Return 48 bits by replica class over all sampled weights of this rank, on its device."""
@@ -280,26 +329,18 @@ class Observer:
             "failed": float(failed),
         }
 
+    @property
     def losses_in_flight(self) -> list[tuple[int, float]]:
-        """Return the losses of an observation that is in flight. Waits for the device."""
-        return self.buffers.finish(len(self._steps)).losses_by_step(self._steps)
+        """This rank's own losses in observations that have not arrived. Waits for the device."""
+        return [(at, float(loss)) for flight in self._in_flight for at, loss in flight.losses]
 
-    def finish(self, step: int, evidence: Evidence | None, search: bool = True) -> Observation:
-        """Return the reduced observation that was started at `step`, with nothing derived yet.
+    def poll(self) -> Iterator[Arrived]:
+        """Yield the observations that have arrived since the last call, in order."""
+        for buffers in self.outbox.poll():
+            flight = self._in_flight.popleft()
+            yield Arrived(flight, buffers, self._partial, self._searches)
 
-        `evidence` is this rank's own. The searches are collective; `search=False` skips them.
-        """
-        reduced = self.buffers.finish(len(self._steps))
-        self._partial.fill(reduced.partial_gradients, reduced.sums, reduced.maxima, reduced.bins)
-        checksums = self._probe.row_checksums
-        found = self._searches.run(reduced, step, evidence, checksums) if search else Found()
-        return Observation(
-            step=step,
-            reduced=reduced,
-            losses=dict(reduced.losses_by_step(self._steps)),
-            nbytes=self.collective_bytes,
-            interval=self._interval,
-            nonfinite=found.nonfinite,
-            desync=found.desync,
-            tasks=found.tasks,
-        )
+    def abandon(self) -> list[int]:
+        """Forget what is in flight; return its steps."""
+        self._in_flight.clear()
+        return self.outbox.abandon()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+LARGEST_STEP: Final = 2**48
+"""Numbers of steps travel between ranks as float64."""
 
 
 class StepSchedule:
@@ -13,10 +16,8 @@ class StepSchedule:
     step is predicted from the stride of the last ones.
     """
 
-    def __init__(self, interval: int, task_interval: int = 100, lag: int = 0) -> None:
-        """`lag`: steps from an observation to its pick-up, the same number on every rank."""
+    def __init__(self, interval: int, task_interval: int = 100) -> None:
         self.interval = interval
-        self.lag = min(lag, interval)
         self.completed = 0
         """Number of the last step that is done."""
         self.next_observation = interval
@@ -47,8 +48,24 @@ class StepSchedule:
         return self.interval - (self.next_observation - self.completed)
 
     def advance(self, step: int | None) -> bool:
-        """Complete the next step, or `step`; return whether it is the first of this process."""
-        number = self.completed + 1 if step is None else int(step)
+        """Complete the next step, or `step`; return whether it is the first of this process.
+
+        A `step` that is no step number counts as the next one, and raises a ValueError after it.
+        """
+        number, bad = self.completed + 1, False
+        if step is not None:
+            try:
+                given = int(step)
+                bad = not 0 <= given <= LARGEST_STEP
+            except (TypeError, ValueError, OverflowError):
+                bad = True
+            number = number if bad else given
+        first = self._complete(number)
+        if bad:
+            raise ValueError(f"step={step!r:.60} is no step number; counting on from {number}")
+        return first
+
+    def _complete(self, number: int) -> bool:
         if self.begun:
             self._stride = max(1, number - self.completed)
             self.completed = number
@@ -62,10 +79,6 @@ class StepSchedule:
     def started(self) -> None:
         """Note that an observation of the completed step has started, and plan the next one."""
         self.next_observation = self._first_after(self.completed)
-
-    def is_due(self, started_at: int) -> bool:
-        """Return whether the observation that began at `started_at` is picked up now."""
-        return self.completed >= started_at + self.lag
 
     def change_interval(self, interval: int) -> None:
         """Observe every `interval` steps from now on."""

@@ -1,7 +1,7 @@
-"""Collective searches after an observation, where its reduced numbers show a problem.
+"""Searches after an observation, where its reduced numbers show a problem.
 
-Every rank decides from the same reduced numbers and nothing else, so all ranks enter the same
-searches in the same order.
+Every rank decides from the same reduced numbers and nothing else, so all ranks take part in the
+same searches in the same order.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from distmon.collect.finite_watch import SIGNALS, Evidence
-from distmon.collect.task_gradients import TaskGradients
+from distmon.collect.task_gradients import Measured
+from distmon.errors import CollectiveError
 from distmon.layout import Shard
 from distmon.probe.exact import nonfinite_counts
-from distmon.reduce.buffers import Reduced
+from distmon.reduce.channel import Channel, Pending
 from distmon.reduce.findings import Desync, NonFinite
-from distmon.reduce.locate import find_desync, locate_desync, locate_nonfinite
+from distmon.reduce.locate import SearchSteps, find_desync, locate_desync, locate_nonfinite
 from distmon.reduce.process_group import Ranks
 from distmon.reduce.task_norms import reduce_task_norms
 from distmon.sampling.plan import SamplePlan
 
 log = logging.getLogger("distmon")
+Fields = Mapping[str, NDArray[np.float64]]
+"""Fields of the rank slots: `fields[name][rank]`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,42 @@ class Found:
     """Gradient norm of each task over the global batch."""
 
 
+@dataclass(frozen=True)
+class LocalEvidence:
+    """What this rank kept of an observed step, for the searches that may follow."""
+
+    step: int
+    evidence: Evidence | None
+    row_checksums: torch.Tensor
+    tasks: Measured | None
+
+
+class Search:
+    """Searches that are under way; `poll` takes them as far as the other ranks have come."""
+
+    def __init__(self, steps: SearchSteps[Found], channel: Channel) -> None:
+        self._steps = steps
+        self._channel = channel
+        self._pending = Pending()
+        self.found = Found()
+
+    def poll(self) -> bool:
+        """Return whether everything is found. Raises CollectiveError when it cannot be."""
+        while self._pending.done():
+            self._pending.join()
+            try:
+                self._pending = self._channel.launch(next(self._steps))
+            except StopIteration as end:
+                self.found = end.value
+                return True
+            except CollectiveError:
+                raise
+            except Exception as error:
+                # The other ranks wait for what this rank can no longer contribute.
+                raise CollectiveError(f"search: {type(error).__name__}: {error}") from error
+        return False
+
+
 class Searches:
     """Locates NaN and diverged replicas, and reduces the gradients of tasks."""
 
@@ -45,51 +85,45 @@ class Searches:
         ranks: Ranks,
         plan: SamplePlan,
         shards: Sequence[Shard],
-        tasks: TaskGradients,
         replica_check: bool,
     ) -> None:
         self._ranks = ranks
         self._plan = plan
         self._shards = shards
-        self._tasks = tasks
         self._replica_check = replica_check
 
-    def run(
-        self, reduced: Reduced, step: int, evidence: Evidence | None, row_checksums: torch.Tensor
-    ) -> Found:
-        """Search for what `reduced` shows. A collective call.
+    def begin(self, fields: Fields, sampled_nonfinite: bool, local: LocalEvidence) -> Search:
+        """Search for what the reduced numbers show: `fields` of the slots, and the rows."""
+        return Search(self._run(fields, sampled_nonfinite, local), self._ranks.searches)
 
-        `evidence` and `row_checksums` are this rank's own.
-        """
-        nonfinite = self._locate_nonfinite(reduced, step, evidence)
-        diverged = find_desync(reduced.ranks) if self._replica_check else None
-        desync = None
+    def _run(
+        self, fields: Fields, sampled_nonfinite: bool, local: LocalEvidence
+    ) -> SearchSteps[Found]:
+        nonfinite, desync, tasks = None, None, {}
+        if _is_news(fields, sampled_nonfinite):
+            nonfinite = yield from self._locate_nonfinite(fields, local)
+        diverged = find_desync(fields) if self._replica_check else None
         if diverged is not None:
-            desync = locate_desync(self._ranks, self._plan, row_checksums, diverged)
-        measured = self._tasks.take(reduced.ranks["task_key"].tolist())
-        tasks = {} if measured is None else reduce_task_norms(self._ranks, measured)
+            desync = yield from locate_desync(
+                self._ranks, self._plan, local.row_checksums, diverged
+            )
+        if local.tasks is not None and {*fields["task_key"].tolist()} == {float(local.tasks.key)}:
+            tasks = yield from reduce_task_norms(self._ranks.size, local.tasks)
         return Found(nonfinite, desync, tasks)
 
-    def _locate_nonfinite(
-        self, reduced: Reduced, step: int, evidence: Evidence | None
-    ) -> NonFinite | None:
-        signaled = reduced.ranks["signal_step"]
-        if reduced.ranks["nonfinite_known"].all():
-            return None
-        if not (signaled.any() or reduced.sample_has_nonfinite):
-            return None
+    def _locate_nonfinite(self, fields: Fields, local: LocalEvidence) -> SearchSteps[NonFinite]:
+        signaled, evidence = fields["signal_step"], local.evidence
         if signaled.any():
             first_step = int(signaled[signaled > 0].min())
             first_rank = int(np.flatnonzero(signaled == first_step)[0])
-            signal = int(reduced.ranks["signal_kind"][first_rank])
+            signal = int(fields["signal_kind"][first_rank])
             counts = evidence.counts if evidence else self._no_counts()
             counted_at = evidence.step if evidence else 0
         else:
-            first_step, signal = step, SIGNALS.index("sample")
-            counts, counted_at = self._count(), step
-        device = self._plan.device
+            first_step, signal = local.step, SIGNALS.index("sample")
+            counts, counted_at = self._count(), local.step
         return locate_nonfinite(
-            self._ranks, self._plan.names, counts, counted_at, first_step, signal, device
+            self._ranks, self._plan.names, counts, counted_at, first_step, signal
         )
 
     def _count(self) -> torch.Tensor:
@@ -108,3 +142,10 @@ class Searches:
 
     def _no_counts(self) -> torch.Tensor:
         return torch.zeros((len(self._shards), 4), dtype=torch.int64)
+
+
+def _is_news(fields: Fields, sampled_nonfinite: bool) -> bool:
+    """Return whether something is not finite that no record has located yet."""
+    if fields["nonfinite_known"].all():
+        return False
+    return bool(fields["signal_step"].any()) or sampled_nonfinite

@@ -40,6 +40,10 @@ class SelfCost:
         """Return the change of the interval that the budget requires after this record."""
         return self._budget.evaluate(record)
 
+    def adopt(self, interval: int) -> None:
+        """Continue with an interval that all ranks have agreed on."""
+        self._budget.adopt(interval)
+
     def state_dict(self) -> dict[str, Any]:
         """Return how far the interval is stretched."""
         return {"stretch": self._budget.multiple}

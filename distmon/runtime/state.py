@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from distmon.errors import DistmonError
+from distmon.sampling.sample import hash48
 
 STATE_VERSION: Final = 2
 
@@ -60,3 +62,14 @@ def _rules_from_version_1(state: Mapping[str, Any]) -> dict[str, Any]:
         }
         rules[name] = {**rule, "tracks": tracks}
     return {"rules": rules}
+
+
+def state_hash(state: Mapping[str, Any]) -> int:
+    """Return 48 bits of what all ranks must have loaded alike.
+
+    Ranks may load what each of them saved: the losses since the last observation are a rank's own,
+    and only rank 0 has the memory of the rules.
+    """
+    current = upgrade(state)
+    cycle = {"record": current["cycle"]["record"]}
+    return hash48(json.dumps({**current, "cycle": cycle}, sort_keys=True, default=str))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Sequence
 
 from distmon.record.record import Record
@@ -18,8 +17,6 @@ class RunOutput:
         self._folder = folder
         self._delivery = delivery
         self._world_size = world_size
-        # A script that ends without close() still gets its last records on disk.
-        atexit.register(self.close)
 
     def begin(self, resumed_from: int) -> None:
         """Add this attempt to the run folder; called at the first step."""
@@ -37,5 +34,4 @@ class RunOutput:
 
     def close(self) -> None:
         """Flush the sinks within the delivery timeout. Safe to call twice."""
-        atexit.unregister(self.close)
         self._delivery.close()

@@ -10,8 +10,7 @@ from csrc_triton.row_layout import MAX, SUM
 from distmon.layout import capture
 from distmon.probe import TorchProbe
 from distmon.probe.exact import PART_ELEMENTS, nonfinite_counts, parts
-from distmon.reduce.buffers import Buffers
-from distmon.reduce.process_group import Ranks
+from distmon.reduce.buffers import BufferSizes, HostBuffers
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
 from distmon.sampling.sample import choose
@@ -32,7 +31,7 @@ def test_exact_columns_cover_every_element(dtype: torch.dtype) -> None:
     shards = capture(torch.nn.ParameterList(params))
     plan = build_plan(shards, Reading(whole_gradients=True, whole_weights=True), 0, CPU)
     probe = TorchProbe(plan, shards)
-    rows = Buffers(len(params), Ranks(10), True, 1, CPU).rows
+    rows = HostBuffers(BufferSizes(len(params)), rank=0).rows
     probe.snapshot()
     probe.measure(rows, torch.ones(len(params), dtype=torch.float64))
     for i, parameter in enumerate(params):

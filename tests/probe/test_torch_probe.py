@@ -11,8 +11,7 @@ from row_reference import gradient_elements
 from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.layout import capture
 from distmon.probe import Rows, TorchProbe
-from distmon.reduce.buffers import Buffers
-from distmon.reduce.process_group import Ranks
+from distmon.reduce.buffers import BufferSizes, HostBuffers
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
 
@@ -25,7 +24,7 @@ UPDATE_TOLERANCE = 2.0**-22
 
 
 def _rows(count: int) -> Rows:
-    rows = Buffers(count, Ranks(10), True, 1, CPU).rows
+    rows = HostBuffers(BufferSizes(count), rank=0).rows
     for tensor in (rows.sums, rows.maxima, rows.bins):
         assert tensor is not None
         tensor.fill_(torch.nan)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gloo_ranks import run_ranks
+from late_outbox import make_late
 from small_runs import quiet, small_model, train
 
 import distmon
@@ -73,14 +74,17 @@ def test_evaluations_are_in_the_next_record_or_told_at_the_end(tmp_path: Path) -
     assert late["train_loss"] == pytest.approx(average)
 
 
-@pytest.mark.parametrize("lag", [0, 2])
-def test_evaluations_that_no_record_has_yet_are_in_the_checkpoint(tmp_path: Path, lag: int) -> None:
-    """With a lag, as on an accelerator, one of them is in a record that is still on its way."""
+@pytest.mark.parametrize("late", [False, True])
+def test_evaluations_that_no_record_has_yet_are_in_the_checkpoint(
+    tmp_path: Path, late: bool
+) -> None:
+    """Late, as on an accelerator: one of them is in a record that is still on its way."""
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    settings, first = quiet(tmp_path, interval=10), 8 + bool(lag)
+    settings, first = quiet(tmp_path, interval=10), 8 + late
     with distmon.attach(model, optimizer, **settings) as monitor:
-        monitor.schedule.lag = lag
+        if late:
+            make_late(monitor)
         train(model, optimizer, monitor, range(1, first + 1))
         monitor.evaluated(val_loss=2.0, train_loss=1.0, epoch=0.5)
         train(model, optimizer, monitor, range(first + 1, first + 2))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gloo_ranks import run_ranks
+from late_outbox import make_late
 from small_runs import quiet, small_model, train
 from torch.nn.parallel import DistributedDataParallel
 
@@ -115,7 +116,7 @@ def test_a_checkpoint_while_a_record_is_in_flight_loses_nothing(tmp_path: Path) 
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with distmon.attach(model, optimizer, **quiet(tmp_path, interval=10)) as monitor:
-        monitor.schedule.lag = 2
+        make_late(monitor)
         train(model, optimizer, monitor, range(1, 21))
         state = monitor.state_dict()
     assert [step for step, _ in state["cycle"]["losses"]] == [*range(11, 21)]

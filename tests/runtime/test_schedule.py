@@ -53,14 +53,6 @@ def test_the_stride_of_a_trainer_that_counts_by_five() -> None:
     assert schedule.coming_is_observed
 
 
-def test_the_lag_is_never_longer_than_the_interval() -> None:
-    schedule = StepSchedule(1, lag=2)
-    schedule.advance(None)
-    assert not schedule.is_due(1)
-    schedule.advance(None)
-    assert schedule.is_due(1)
-
-
 def test_a_longer_interval_keeps_round_numbers() -> None:
     schedule = StepSchedule(10)
     _observed(schedule, range(1, 34))

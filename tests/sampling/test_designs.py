@@ -83,17 +83,13 @@ def _estimates(samples: Sequence[Sample], values: np.ndarray) -> Moments:
     names = tuple(sample.name for sample in samples)
     trainable = np.ones(len(samples), dtype=bool)
     sampling = Sampling(names, dict.fromkeys("wgu", table), numel, numel * 0 + 2, trainable)
-    nothing = np.empty(0)
     reduced = Reduced(
         sums=sums,
         maxima=np.zeros((len(samples), len(MAX_COLUMNS))),
         bins=None,
         ranks={},
         errors={},
-        losses=nothing,
-        has_loss=np.empty(0, dtype=bool),
-        partial_gradients=nothing,
-        blocks=nothing,
+        partial_gradients=np.empty(0),
     )
     return moments(reduced, sampling)["g"]
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from distmon.layout import capture
 from distmon.probe import TorchProbe
 from distmon.record.statistics import DEGREES, Sampling, moments, param_table, student_factor
-from distmon.reduce.buffers import Buffers
-from distmon.reduce.process_group import Ranks
+from distmon.reduce.buffers import BufferSizes, HostBuffers
 from distmon.sampling.designs import MOST_POINTS, RUNS_ELSEWHERE
 from distmon.sampling.plan import SamplePlan, build_plan
 from distmon.sampling.reading import Reading
@@ -85,15 +84,13 @@ def _norms(weight: torch.Tensor, seeds: int) -> tuple[np.ndarray, np.ndarray]:
     """Estimated norm and standard error of one parameter for many seeds, through the whole path."""
     model = torch.nn.ParameterDict({"w": torch.nn.Parameter(weight)})
     shards = capture(model)
-    ranks = Ranks(10)
     found = []
     for seed in range(seeds):
         plan = build_plan(shards, Reading(), seed, CPU)
-        buffers = Buffers(1, ranks, False, 1, CPU)
+        buffers = HostBuffers(BufferSizes(1, bins=False), rank=0)
         TorchProbe(plan, shards).measure(buffers.rows, torch.zeros(1, dtype=torch.float64))
-        buffers.start()
         sampling = Sampling.describe(plan, [2], [True])
-        reduced = buffers.finish(0)
+        reduced = buffers.read()
         estimates = moments(reduced, sampling)
         table = param_table(reduced, estimates, sampling, 1e-12).columns
         stderr = table["weight_norm_stderr"][0] / student_factor(DEGREES)

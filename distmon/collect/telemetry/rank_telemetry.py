@@ -84,6 +84,7 @@ class RankTelemetry:
         return {
             **self.steps.take(),
             **self.phases.take(),
+            **self.utilization.fields(),
             **{name: getattr(memory, name) for name in FROM_ALLOCATOR},
             **(self._no_hardware if self._hardware is None else _numbers(self._hardware.take())),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from math import isfinite
 
 from distmon.collect.telemetry.mfu.counting import UsefulFlops
 from distmon.collect.telemetry.mfu.peaks import Peak
@@ -74,10 +75,23 @@ class Utilization:
         self._requested = None
         log.warning("distmon: no MFU: counting FLOPs failed: %s: %s", type(error).__name__, error)
 
-    def metrics(self, known: Mapping[str, float], devices: int) -> dict[str, float]:
-        """Return `performance/mfu`, or `performance/mfu_over_limit` for a value above 1."""
-        rate = known.get("performance/tokens_per_second")
-        value = None if self.mfu is None or rate is None else self.mfu.value(rate, devices)
-        if value is None:
-            return {}
-        return {"performance/mfu" if value <= 1 else "performance/mfu_over_limit": value}
+    def fields(self) -> dict[str, float]:
+        """Return what this rank sends about it: FLOPs and peak, 0 while they are unknown."""
+        if self.mfu is None:
+            return {"flops_per_token": 0.0, "peak_flops": 0.0}
+        known = self.mfu.provenance
+        return {"flops_per_token": known.flops.value, "peak_flops": known.peak.flops}
+
+
+def mfu_metrics(
+    flops: float, peak: float, known: Mapping[str, float], devices: int
+) -> dict[str, float]:
+    """Return `performance/mfu`, or `performance/mfu_over_limit` for a value above 1.
+
+    `flops` per token and the `peak` of one device are 0 while they are unknown.
+    """
+    rate = known.get("performance/tokens_per_second", 0.0)
+    if not (flops > 0 and peak > 0 and isfinite(rate) and rate > 0):
+        return {}
+    value = flops * rate / (devices * peak)
+    return {"performance/mfu" if value <= 1 else "performance/mfu_over_limit": value}

@@ -1,0 +1,77 @@
+"""Which rank has reached which step, for the message after a failed collective.
+
+Ranks publish their steps in the job's key-value store. The store may be unreachable, and asking it
+then blocks for as long as the job's timeout: so a daemon thread asks, and training does not wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import torch.distributed as dist
+
+PATIENCE_S: Final = 5.0
+"""How long other ranks may take to publish their steps."""
+
+
+class Progress:
+    """A key space of the monitor's own in the job's store."""
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        """`name` is the same on all ranks, and another one for every monitor of the job."""
+        c10d: Any = dist.distributed_c10d
+        self._rank = rank
+        self._size = size
+        self._store = c10d.PrefixStore(f"distmon/{name}", c10d._get_default_store())
+
+    def describe(self, step: int, then: Callable[[str], None]) -> threading.Thread:
+        """Publish the step of this rank, and call `then` with the steps of all ranks.
+
+        Both on a thread of its own, which is returned; `then` gets at least this rank's step.
+        """
+
+        def ask() -> None:
+            steps = {self._rank: step}
+            with suppress(Exception):  # the store may be gone with the process that served it
+                self._store.set(str(self._rank), str(step))
+                self._collect(steps)
+            then(self._sentence(steps))
+
+        thread = threading.Thread(target=ask, name="distmon-progress", daemon=True)
+        thread.start()
+        return thread
+
+    def publish(self, step: int) -> None:
+        """Publish the last step of this rank, without waiting for the store."""
+
+        def put() -> None:
+            with suppress(Exception):
+                self._store.set(str(self._rank), str(step))
+
+        threading.Thread(target=put, name="distmon-progress", daemon=True).start()
+
+    def _collect(self, steps: dict[int, int]) -> None:
+        """Add the steps of the ranks that publish theirs in time."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(steps) < self._size and time.monotonic() < deadline:
+            for rank in range(self._size):
+                if rank not in steps and self._store.check([str(rank)]):
+                    steps[rank] = int(self._store.get(str(rank)))
+            time.sleep(0.05)
+
+    def _sentence(self, steps: dict[int, int]) -> str:
+        parts = [
+            f"rank {_listed(r for r in sorted(steps) if steps[r] == at)} at step {at}"
+            for at in sorted({*steps.values()})
+        ]
+        if missing := [rank for rank in range(self._size) if rank not in steps]:
+            parts.append(f"rank {_listed(missing)} did not respond")
+        return "; ".join(parts)
+
+
+def _listed(ranks: Any) -> str:
+    return ", ".join(map(str, ranks))
