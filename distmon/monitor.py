@@ -8,8 +8,7 @@ training loop.
 from __future__ import annotations
 
 import atexit
-import os
-import weakref
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
@@ -23,6 +22,7 @@ from distmon.record.record import Record
 from distmon.runtime.assembly import Parts
 from distmon.runtime.decisions import PATIENCE_S
 from distmon.runtime.observation_cycle import Optimizer
+from distmon.runtime.process_end import close_at_exit
 from distmon.runtime.state import STATE_VERSION, state_hash, upgrade
 
 
@@ -46,10 +46,7 @@ class Monitor:
         self.closed = False
         self._hooks: list[Removable] = []
         self._loaded = 0
-        # A script that ends without close() still gets its last records; a forked child, as of a
-        # data loader, must not wait for threads that only its parent has.
-        atexit.register(self.close)
-        os.register_at_fork(after_in_child=_Disable(self))
+        close_at_exit(self)
 
     @property
     def last_record(self) -> Record | None:
@@ -185,43 +182,40 @@ class Monitor:
         """
         if self.closed:
             return
-        begin, first, idle = self.cost.now(), not self.schedule.begun, False
         try:
-            self._complete_step(begin, step, tokens, samples, (loss, grad_norm, lr))
-            idle = self.cycle.at_rest and not self.schedule.is_observed
-            if not idle:
-                self.cycle.run()
+            self._step(step, tokens, samples, (loss, grad_norm, lr))
         except CollectiveError as error:
             self._end_monitoring(error)
-            return
         except Exception as error:
             self.faults.report("step", error)
-        try:
-            self.cycle.prepare_step()
-            self.telemetry.step_begins(self.schedule.coming, self.schedule.next_observation)
-            self.cost.add_step(begin, idle=idle and not first)
-        except Exception as error:
-            self.faults.report("step", error)
-        if (stopped := self.actions.stopped) is not None:
+        if (stopped := self.actions.stopped) is not None and not self.closed:
             self.cycle.stop_together(stopped)
             self.close()
             raise stopped
 
-    def _complete_step(
+    def _step(
         self,
-        now: float,
         step: int | None,
         tokens: Number | None,
         samples: Number | None,
         signals: tuple[Number | None, Number | None, Number | None],
     ) -> None:
-        """Count the step and take in what the trainer reports of it, each whatever else fails."""
-        first = not self.schedule.begun
-        self.faults.guard("step", lambda: self.schedule.advance(step))
+        """Complete a step: each part is done whatever happens in the others."""
+        schedule, first, before = self.schedule, not self.schedule.begun, self.schedule.completed
+        begin, idle = time.perf_counter(), False
+        self.faults.guard("step", lambda: schedule.advance(step))
+        if schedule.completed == before:
+            schedule.completed = before + 1  # counted on all ranks, whatever failed on this one
         if first:
             self.cycle.begin_run(self._loaded)
-        self.faults.guard("step", lambda: self.telemetry.step_ends(now, tokens, samples))
+        self.faults.guard("step", lambda: self.telemetry.step_ends(begin, tokens, samples))
         self.faults.guard("step", lambda: self.cycle.take_in(*signals))
+        idle = self.cycle.at_rest and not schedule.is_observed
+        if not idle:
+            self.cycle.run()
+        self.faults.guard("step", self.cycle.prepare_step)
+        self.telemetry.step_begins(schedule.coming, schedule.next_observation)
+        self.cost.add_step(begin, idle=idle and not first)
 
     def _end_monitoring(self, error: CollectiveError) -> None:
         """Continue the training without the monitor."""
@@ -301,15 +295,3 @@ class Monitor:
         self.schedule.load_state_dict(state["schedule"])
         self.finite_watch.load_state_dict(state["finite_watch"])
         self.cycle.load_state_dict(state["cycle"])
-
-
-class _Disable:
-    """Disables a monitor in a forked child; does not keep the monitor alive."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = weakref.ref(monitor)
-
-    def __call__(self) -> None:
-        monitor = self._monitor()
-        if monitor is not None:
-            monitor.closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
@@ -16,13 +17,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from distmon.record.builder import DIFFERENT
+
 TIMEOUT_S = 60
 
 
 def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
     """`function(rank, world, *args)` on every rank; the results by rank.
 
-    `function` must be importable. A rank that raises fails the test with its traceback.
+    `function` must be importable. A rank that raises fails the test with its traceback. Every
+    monitor in it checks that all ranks derive the same records; one that differs fails the test.
     """
     # The server imports torch once, for all ranks of all tests.
     multiprocessing.set_forkserver_preload(["torch", "distmon", "distmon.verify"])
@@ -47,12 +51,20 @@ def _enter(
 ) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ["DISTMON_CHECK_RECORDS"] = "true"
+    different: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda entry: (  # type: ignore[method-assign]
+        different.append(entry.getMessage()) if DIFFERENT in entry.getMessage() else None
+    )
+    logging.getLogger("distmon").addHandler(handler)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
     )
     try:
         outcome = (True, function(rank, world, *args))
+        assert not different, different
     except Exception:
         outcome = (False, traceback.format_exc())
     (Path(folder) / f"result{rank}").write_bytes(pickle.dumps(outcome))

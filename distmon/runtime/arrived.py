@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
+from distmon.errors import CollectiveError
 from distmon.probe.partial_gradients import PartialGradients
 from distmon.record.builder import Observation
 from distmon.reduce.buffers import HostBuffers, Reduced
 from distmon.runtime.searches import LocalEvidence, Search, Searches
+
+_MOST_TRIES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -25,26 +28,47 @@ class InFlight:
     """This rank's own losses by step, on their device."""
 
 
+@dataclass
+class Landed:
+    """An observation that has been reduced, and that nobody has looked into."""
+
+    number: int
+    """1 for the first observation of the process."""
+    flight: InFlight
+    buffers: HostBuffers
+    partial: PartialGradients
+    searches: Searches
+    _tries: int = 0
+
+    def unpack(self) -> Arrived:
+        """Return it with its slots and searches.
+
+        Other ranks may depend on a search that this one does not enter: so it is tried again after
+        an error, and then raises a CollectiveError.
+        """
+        self._tries += 1
+        if self._tries > _MOST_TRIES:
+            raise CollectiveError(f"observation {self.number} cannot be read on this rank")
+        return Arrived(self)
+
+
 class Arrived:
     """The reduced numbers of one observation, and the searches that follow from them."""
 
-    def __init__(
-        self,
-        flight: InFlight,
-        buffers: HostBuffers,
-        partial: PartialGradients,
-        searches: Searches,
-    ) -> None:
-        self.local = flight.local
-        self.fields, _ = buffers.read_slots()
-        self.buffers = buffers
+    def __init__(self, landed: Landed) -> None:
+        self.number = landed.number
+        self.local = landed.flight.local
+        self.buffers = landed.buffers
         """Read when a record is derived; whoever holds this object gives them back."""
-        self._flight = flight
-        self._partial = partial
+        self.fields, _ = landed.buffers.read_slots()
+        self._flight = landed.flight
+        self._partial = landed.partial
         # Partial gradients are rows only after they were added up.
-        sampled = self._reduced if partial.size else buffers
+        sampled = self._reduced if landed.partial.size else landed.buffers
         self._sampled_nonfinite = sampled.sample_has_nonfinite
-        self.search: Search = searches.begin(self.fields, self._sampled_nonfinite, flight.local)
+        self.search: Search = landed.searches.begin(
+            self.fields, self._sampled_nonfinite, self.local
+        )
 
     @cached_property
     def _reduced(self) -> Reduced:

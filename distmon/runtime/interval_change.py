@@ -17,47 +17,46 @@ Fields = Mapping[str, NDArray[np.float64]]
 
 
 class IntervalChange:
-    """The proposal that is on its way, if any, as this rank knows it. Pure; no tensors."""
+    """The proposals that are on their way, as this rank knows them. Pure; no tensors.
+
+    Observations are known by their number, which is the same on all ranks.
+    """
 
     def __init__(self) -> None:
         self.wanted = 0
         """Rank 0: what to propose; 0 for nothing."""
-        self._sent = 0
-        self._arrived = 0
+        self._newest = 0
         self._proposed: dict[int, int] = {}
         self._acknowledged: dict[int, bool] = {}
 
-    def send(self) -> dict[str, float]:
-        """Return the slot fields of the observation that is sent now."""
-        self._sent += 1
+    def send(self, number: int) -> dict[str, float]:
+        """Return the slot fields of observation `number`, which is sent now."""
         return {
             "proposed_interval": float(self.wanted),
-            "acknowledged_interval": float(self._proposed.get(self._sent - 1, 0)),
+            "acknowledged_interval": float(self._proposed.get(number - 1, 0)),
         }
 
-    def arrive(self, fields: Fields) -> None:
-        """Take in the slots of the next observation that has arrived."""
-        self._arrived += 1
-        before = self._proposed.get(self._arrived - 1, 0)
-        if before:
+    def arrive(self, number: int, fields: Fields) -> None:
+        """Take in the slots of observation `number`, the next one that has arrived."""
+        self._newest = number
+        if before := self._proposed.get(number - 1, 0):
             # A rank that failed to observe has acknowledged nothing.
-            self._acknowledged[self._arrived] = bool(
-                (fields["acknowledged_interval"] == before).all()
-            )
+            self._acknowledged[number] = bool((fields["acknowledged_interval"] == before).all())
         if proposed := int(fields["proposed_interval"][0]):
-            self._proposed[self._arrived] = proposed
+            self._proposed[number] = proposed
 
-    @property
-    def must_wait(self) -> bool:
-        """Whether a proposal is decided on by the observation before the one just sent, which has
-        not arrived."""
-        return self._sent - 2 in self._proposed and self._arrived < self._sent - 1
+    def must_wait(self, number: int) -> bool:
+        """Return whether a proposal takes effect at observation `number`, or does not, and the
+        observation that decides on it is missing."""
+        return number - 2 in self._proposed and self._newest < number - 1
 
-    def take(self) -> int | None:
-        """Return the interval that is in effect from now on; call it after `send`, at every
-        observation, once `must_wait` is False."""
-        proposed = self._proposed.pop(self._sent - 2, None)
-        agreed = self._acknowledged.pop(self._sent - 1, False)
+    def take(self, number: int) -> int | None:
+        """Return the interval that is in effect from observation `number` on; None for no change.
+
+        Call it at every observation, after `send`, once `must_wait` is False.
+        """
+        proposed = self._proposed.pop(number - 2, None)
+        agreed = self._acknowledged.pop(number - 1, False)
         if proposed is None or not agreed:
             return None
         if self.wanted == proposed:

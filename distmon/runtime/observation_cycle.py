@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -21,10 +21,11 @@ from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.losses import Number, host_value
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.errors import CollectiveError
+from distmon.record.builder import DIFFERENT
 from distmon.rules.nonfinite import immediate_alert
 from distmon.runtime.actions import AlertActions, TrainingStopped
 from distmon.runtime.agreement import StartAgreement
-from distmon.runtime.arrived import Arrived
+from distmon.runtime.arrived import Arrived, Landed
 from distmon.runtime.decisions import PATIENCE_S, Decisions
 from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.interval_change import IntervalChange
@@ -73,8 +74,11 @@ class ObservationCycle:
         ranks = observer.ranks
         self._decisions = Decisions(ranks.decisions, ranks.rank, actions.on_all_ranks)
         self._interval = IntervalChange()
+        self._landed: deque[Landed] = deque()
         self._arrived: deque[Arrived] = deque()
         self._held: Arrived | None = None
+        self._due = 0
+        """Observations that this rank has to send, one for each observed step."""
         self.armed: list[Optimizer | None] = []
         """Optimizers whose sampled weights were kept in this step; None stands for all of them."""
         self.prepare_step()
@@ -84,10 +88,12 @@ class ObservationCycle:
         """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
         return not (
             self.observer.outbox
+            or self._landed
             or self._arrived
             or self.worker.busy
             or self._decisions.enabled
             or self._start_agreement.pending
+            or self.observer.sent != self._due
         )
 
     def arm(self, optimizer: Optimizer | None) -> None:
@@ -142,22 +148,42 @@ class ObservationCycle:
             output.alert(immediate_alert(evidence, severity, rank, located_at))
 
     def run(self) -> None:
-        """Take in what has arrived, act on what is decided, start what is observed."""
-        self._start_agreement.check()
-        self.advance()
+        """Take in what has arrived, act on what is decided, start what is observed.
+
+        Each observed step is sent exactly once, whatever fails here, and if it must be at a later
+        step: ranks pair their observations by order.
+        """
         observed = self._schedule.is_observed
+        self._due += observed
+        self._guarded("arrival", self.advance)
         if self._decisions.is_point(self._schedule.steps_since_observation, observed):
             self._exchange_decisions()
         if observed:
-            self._start()
+            self._guarded("send", self._start)
+        while self.observer.sent < self._due:
+            self.observer.send_nothing(self._schedule.completed)
+        if observed:
             self._change_interval()
-            self.advance()
+            self._guarded("arrival", self.advance)
+
+    def _guarded(self, where: str, call: Callable[[], None]) -> None:
+        """Report what fails here; a failed collective is raised."""
+        try:
+            call()
+        except CollectiveError:
+            raise
+        except Exception as error:
+            self._faults.report(where, error)
 
     def advance(self) -> None:
         """Take everything in flight as far as it has come. Never waits."""
+        self._start_agreement.check()
         if self._start_agreement.pending:
             return  # nothing may be launched before ranks know that they launch the same
-        self._arrived.extend(self.observer.poll())
+        self._landed.extend(self.observer.poll())
+        while self._landed:
+            self._arrived.append(self._landed[0].unpack())
+            self._landed.popleft()
         while self._arrived and self._arrived[0].search.poll():
             self._hand_over(self._arrived.popleft())
         for evaluated in self.worker.finished():
@@ -169,7 +195,7 @@ class ObservationCycle:
     def _hand_over(self, arrived: Arrived) -> None:
         """Give an observation to the evaluation of this rank."""
         try:
-            self._interval.arrive(arrived.fields)
+            self._interval.arrive(arrived.number, arrived.fields)
             on_rank_0 = self.worker.output is not None
             observation = arrived.observation(copied=on_rank_0)
             self.evaluations.arrived()
@@ -187,6 +213,9 @@ class ObservationCycle:
         """Rank 0: decide on what was evaluated."""
         for what, error in evaluated.failures.items():
             self._faults.report(what, error)
+        for fault in evaluated.record.faults:
+            if DIFFERENT in fault:
+                log.error("distmon: %s", fault)
         try:
             self._decisions.decide(self._actions.decide(evaluated.alerts))
             if self._interval.wanted:
@@ -200,23 +229,29 @@ class ObservationCycle:
 
     def _exchange_decisions(self) -> None:
         """Act on what rank 0 decided until the last exchange; send what it decided since."""
-        if self.worker.output is not None:
-            self.settle(PATIENCE_S)
-        decision = self._decisions.exchange()
+        try:
+            if self.worker.output is not None:
+                self.settle(PATIENCE_S)
+            decision = self._decisions.exchange()
+        except CollectiveError:
+            raise
+        except Exception as error:
+            # The other ranks wait for an exchange that this rank has not entered.
+            raise CollectiveError(f"decisions: {type(error).__name__}: {error}") from error
         if decision:
             self._actions.act(decision)
 
     def _change_interval(self) -> None:
         """Change the interval, at the observation at which all ranks do."""
         deadline = time.monotonic() + PATIENCE_S
-        while self._interval.must_wait:
+        while self._interval.must_wait(self._due):
             if time.monotonic() > deadline:
                 raise CollectiveError(
                     f"an observation on which the interval depends took over {PATIENCE_S:g} s"
                 )
             time.sleep(_POLL_SECONDS)
             self.advance()
-        if (interval := self._interval.take()) is not None:
+        if (interval := self._interval.take(self._due)) is not None:
             self._cost.adopt(interval)
             self.change_interval(interval)
 
@@ -247,7 +282,6 @@ class ObservationCycle:
         """
         deadline = time.monotonic() + seconds
         while True:
-            self._start_agreement.check()
             self.advance()
             if not (self._start_agreement.pending or self.observer.outbox or self._arrived):
                 evaluated = self.worker.settle(max(0.0, deadline - time.monotonic()))
@@ -282,6 +316,7 @@ class ObservationCycle:
         """Forget what was started: its collectives have failed."""
         ranks, output = self.observer.ranks, self.worker.output
         lost = [*(each.local.step for each in self._arrived), *self.observer.abandon()]
+        self._landed.clear()
         self._arrived.clear()
         log.error(
             "distmon: collectives failed on rank %d (%s); training continues without the monitor",
@@ -348,7 +383,8 @@ class ObservationCycle:
             self._faults.report("telemetry", error, spoils_observation=True)
         error_text = self._faults.take_pending()
         self._schedule.started()
-        self.observer.start(step, {**slot, **self._interval.send()}, evidence, error_text)
+        slot |= self._interval.send(self._due)
+        self.observer.start(step, slot, evidence, error_text)
 
     def _collect_slot(self) -> dict[str, float]:
         """Return what this rank sends about itself."""

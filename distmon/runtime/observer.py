@@ -29,7 +29,7 @@ from distmon.reduce.buffers import Buffers, BufferSizes, HostBuffers, HostPool
 from distmon.reduce.outbox import DeviceOutbox, HostOutbox
 from distmon.reduce.process_group import Ranks
 from distmon.runtime.agreement import agreement_hashes
-from distmon.runtime.arrived import Arrived, InFlight
+from distmon.runtime.arrived import InFlight, Landed
 from distmon.runtime.searches import LocalEvidence, Searches
 from distmon.sampling.plan import REPLICA_CLASSES, build_plan
 from distmon.sampling.reading import Reading
@@ -75,6 +75,9 @@ class Observer:
         self._device_buffers = None if on_cpu else Buffers(pool.sizes, ranks.rank, device)
         self._buffers = self._device_buffers or pool.take()
         self._in_flight: deque[InFlight] = deque()
+        self.sent = 0
+        """Observations that were sent, the empty ones included."""
+        self._landed = 0
         self.losses = LossRing(self._loss_slots, device)
         self.tasks = TaskGradients(shards, config.seed)
         self._searches = self._make_searches()
@@ -273,10 +276,20 @@ class Observer:
             )
             if buffers is not None:
                 buffers.put_failure(step, plan_hash)
+        self._send(flight, buffers)
+
+    def send_nothing(self, step: int) -> None:
+        """Send an empty observation in place of one that failed before it could be sent."""
+        nothing = LocalEvidence(step, None, self._no_checksums, None)
+        self._buffers = self._device_buffers
+        self._send(InFlight(nothing, self._interval), None)
+
+    def _send(self, flight: InFlight, buffers: Buffers | None) -> None:
         self._filled = frozenset()
         self._buffers = self._device_buffers
         self._in_flight.append(flight)
-        self.outbox.post(buffers, step, plan_hash)
+        self.sent += 1
+        self.outbox.post(buffers, flight.local.step, self.plan.plan_hash)
 
     def _fill(
         self, step: int, slot: Mapping[str, float], evidence: Evidence | None, error: str
@@ -334,11 +347,12 @@ class Observer:
         """This rank's own losses in observations that have not arrived. Waits for the device."""
         return [(at, float(loss)) for flight in self._in_flight for at, loss in flight.losses]
 
-    def poll(self) -> Iterator[Arrived]:
+    def poll(self) -> Iterator[Landed]:
         """Yield the observations that have arrived since the last call, in order."""
         for buffers in self.outbox.poll():
+            self._landed += 1
             flight = self._in_flight.popleft()
-            yield Arrived(flight, buffers, self._partial, self._searches)
+            yield Landed(self._landed, flight, buffers, self._partial, self._searches)
 
     def abandon(self) -> list[int]:
         """Forget what is in flight; return its steps."""

@@ -1,0 +1,115 @@
+"""Two hosts, as network namespaces, whose link is cut: the monitor adds nothing to a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAINING = Path(__file__).with_name("cut_link_training.py")
+ADDED_S = 5.0
+"""Most that the monitor may add to a step, on a busy machine; it was 900 s when a failed collective
+asked the job's store which rank was missing."""
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _namespaces_work() -> bool:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"distmon-{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return made.returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not _namespaces_work(), reason="no network namespaces here")
+
+
+class _Hosts:
+    """Two namespaces with a link between them; their addresses are seen nowhere else."""
+
+    def __init__(self, name: str) -> None:
+        self.names = [f"{name}0", f"{name}1"]
+        self.links = [f"{name}v0", f"{name}v1"]
+
+    def create(self) -> None:
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", self.links[0], "type", "veth", "peer", "name", self.links[1])
+        for i, (name, link) in enumerate(zip(self.names, self.links, strict=True)):
+            _run("ip", "link", "set", link, "netns", name)
+            _run("ip", "-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", link)
+            _run("ip", "-n", name, "link", "set", link, "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+
+    def cut(self, cut: bool) -> None:
+        # Only one end: the processes there keep their address, as behind a broken switch.
+        _run("ip", "-n", self.names[1], "link", "set", self.links[1], "down" if cut else "up")
+
+    def remove(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def start(self, rank: int, folder: Path, what: str) -> subprocess.Popen[str]:
+        script = [sys.executable, str(TRAINING), str(rank), "10.77.0.1", self.links[rank]]
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.names[rank], *script, str(folder), what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@contextmanager
+def _hosts(name: str) -> Iterator[_Hosts]:
+    hosts = _Hosts(name)
+    try:
+        hosts.create()
+        yield hosts
+    finally:
+        hosts.remove()
+
+
+def _train(what: str, seconds: float, folder: Path) -> list[dict[str, Any]]:
+    """Train on two hosts whose link is cut for so many seconds; what each rank found."""
+    folder.mkdir()
+    with _hosts(f"dm{os.getpid() % 10000}{what[0]}") as hosts:
+        processes = [hosts.start(rank, folder, what) for rank in range(2)]
+        while not (folder / "step0").exists() or int((folder / "step0").read_text() or 0) < 11:
+            time.sleep(0.02)
+            assert processes[0].poll() is None, processes[0].communicate()[0]
+        hosts.cut(True)
+        time.sleep(seconds)
+        if seconds < 10:
+            hosts.cut(False)
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        for rank, text in enumerate(outputs):
+            assert (folder / f"result{rank}").exists(), text
+    return [json.loads((folder / f"result{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("seconds", [2.0, 12.0], ids=["for two seconds", "for good"])
+def test_a_cut_link_costs_no_more_with_the_monitor(tmp_path: Path, seconds: float) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        bare, monitored = pool.map(
+            lambda what: _train(what, seconds, tmp_path / what), ("bare", "monitored")
+        )
+    for alone, watched in zip(bare, monitored, strict=True):
+        assert bool(watched["error"]) == bool(alone["error"]) == (seconds > 10)
+        assert watched["longest"] < alone["longest"] + ADDED_S
+        assert watched["seconds"] < alone["seconds"] + 2 * ADDED_S
+        both = min(len(watched["losses"]), len(alone["losses"]))
+        assert watched["losses"][:both] == alone["losses"][:both]
