@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import strict_group
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -22,8 +23,12 @@ from distmon.record.builder import DIFFERENT
 TIMEOUT_S = 60
 
 
-def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], world: int, *args: Any, strict: bool = False
+) -> list[Any]:
     """`function(rank, world, *args)` on every rank; the results by rank.
+
+    `strict`: on a process group that behaves as NCCL does, which the monitor uses too.
 
     `function` must be importable. A rank that raises fails the test with its traceback. Every
     monitor in it checks that all ranks derive the same records; one that differs fails the test.
@@ -33,7 +38,7 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(
             _enter,
-            (function, world, folder, args),
+            (function, world, folder, args, strict),
             nprocs=world,
             join=False,
             start_method="forkserver",
@@ -47,7 +52,12 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]
 
 
 def _enter(
-    rank: int, function: Callable[..., Any], world: int, folder: str, args: tuple[Any, ...]
+    rank: int,
+    function: Callable[..., Any],
+    world: int,
+    folder: str,
+    args: tuple[Any, ...],
+    strict: bool,
 ) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
@@ -59,8 +69,15 @@ def _enter(
     )
     logging.getLogger("distmon").addHandler(handler)
     store = dist.FileStore(f"{folder}/store", world)
+    if strict:
+        strict_group.register()
+        os.environ["DISTMON_TRANSPORT"] = "device"
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+        "strict" if strict else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     try:
         outcome = (True, function(rank, world, *args))

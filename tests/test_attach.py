@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -115,6 +116,53 @@ def test_a_closed_monitor_leaves_nothing_behind(model: torch.nn.Module, tmp_path
     assert _traces(model, optimizer) != before
     monitor.close()
     assert _traces(model, optimizer) == before
+
+
+def _differ(rank: int, _: int, folder: str) -> dict[str, str]:
+    """What every rank raises when rank 1 has other settings, or settings that cannot be read."""
+    found = {}
+    for what, settings, environment in (
+        ("enabled", {"enabled": False}, {}),
+        ("transport", {"transport": "device"}, {}),
+        ("infinite", {"timeout_s": float("inf")}, {}),
+        ("environment", {}, {"DISTMON_RULES": "1", "DISTMON_RULES__X": "2"}),
+    ):
+        model = small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given = {**quiet(Path(folder)), **(settings if rank else {})}
+        os.environ |= environment if rank else {}
+        try:
+            distmon.attach(model, optimizer, **given).close()
+        except distmon.DistmonError as error:
+            found[what] = str(error)
+        for name in environment:
+            os.environ.pop(name, None)
+    disabled = distmon.attach(small_model(), enabled=False)
+    assert not disabled.enabled
+    return found
+
+
+def test_ranks_that_differ_or_fail_are_named_on_every_rank_at_once(tmp_path: Path) -> None:
+    first, second = run_ranks(_differ, 2, str(tmp_path))
+    for found in (first, second):
+        assert "enabled (True on rank 0; False on rank 1)" in found["enabled"]
+        assert "transport: device (False on rank 0; True on rank 1)" in found["transport"]
+    assert 'for "timeout_s"' in second["infinite"]
+    assert "DISTMON_RULES" in second["environment"]
+    for what in ("infinite", "environment"):
+        assert first[what] == "rank 1 failed to attach; its own message says why"
+
+
+def test_an_unusable_run_folder_does_not_end_the_job(
+    model: torch.nn.Module, tmp_path: Path, caplog: Any
+) -> None:
+    (tmp_path / "file").write_text("x")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with distmon.attach(model, optimizer, **quiet(tmp_path / "file")) as monitor:
+        optimizer.step()
+        monitor.step(loss=1.0)
+    (instead,) = re.findall(r"writing this run to (\S+) instead", caplog.text)
+    assert [r["step"] for r in distmon.read_run(instead).records] == [1]
 
 
 WRONG_ON_RANK_1: dict[str, dict[str, Any]] = {

@@ -51,7 +51,7 @@ class Ranks:
         self.decisions = self._channel(seconds)
         """What rank 0 has decided, at fixed steps after an observation."""
         self.progress = (
-            Progress(self.observations.name, self.rank, self.size) if self.together else None
+            Progress(self.searches.name, self.rank, self.size) if self.together else None
         )
 
     def _channel(self, seconds: float, device: torch.device | None = None) -> Channel:
