@@ -250,8 +250,8 @@ class MonitorConfig(_Section):
     callback_timeout_s: float = Field(default=5.0, gt=0, le=3600)
     """Longest time of a rule or callback of yours; one that takes longer is disabled."""
     strict: bool = False
-    """Raise an error at attach where the run folder or a sink cannot be opened, instead of
-    monitoring without it."""
+    """Raise an error at attach where the run folder cannot be opened, instead of writing to a
+    temporary folder."""
     check_records: bool = False
     """For debugging: all ranks derive every record, and ranks whose record differs are named."""
     include: NameList = ("*",)

@@ -8,6 +8,7 @@ which there is no memory, because earlier ones are still in flight, is sent empt
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class HostOutbox:
         self._channel = channel
         self.pool = pool
         self._shipments: deque[Shipment] = deque()
+        self._seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._shipments)
@@ -85,6 +87,11 @@ class HostOutbox:
             yield first.buffers
             self._launch()
 
+    def take_seconds(self) -> float:
+        """Return the time that this thread spent in collectives since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
     @property
     def waits_for_device(self) -> bool:
         """Whether the device has not copied an observation yet."""
@@ -109,10 +116,9 @@ class DeviceOutbox(HostOutbox):
         self._shipments.append(shipment)
         if isinstance(buffers, HostBuffers):
             shipment.buffers = buffers
-            shipment.pending = self._channel.launch(*buffers.reductions)
-            shipment.pending.join()
+            shipment.pending = self._join(buffers)
         elif buffers is not None:
-            self._channel.launch(*buffers.reductions).join()
+            self._join(buffers)
             shipment.buffers = self.pool.take()
             if shipment.buffers is None:  # this rank alone has nothing to derive a record from
                 self._shipments.pop()
@@ -121,6 +127,15 @@ class DeviceOutbox(HostOutbox):
             shipment.pending = _Copied(shipment.copied)
         else:
             self._launch()
+
+    def _join(self, buffers: Buffers) -> Pending:
+        begin = time.perf_counter()
+        try:
+            pending = self._channel.launch(*buffers.reductions)
+            pending.join()
+            return pending
+        finally:
+            self._seconds += time.perf_counter() - begin
 
 
 class _Copied(Pending):

@@ -395,6 +395,7 @@ class ObservationCycle:
             **self.evaluations.take(),
             "task_key": self.observer.tasks.key,
             "lr": self.observer.first_lr if self.lr is None else self.lr,
+            "monitor_wait_seconds": self.observer.outbox.take_seconds(),
             "record_step": float(record_step),
             "record_hash": float(record_hash),
         }
