@@ -1,0 +1,15 @@
+"""Collectives of the simulated device."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulated_cuda.child import assert_passed, names_of
+
+pytestmark = pytest.mark.usefixtures("device_library")
+CHECKS = "simulated_cuda.rank_checks"
+
+
+@pytest.mark.parametrize("name", names_of(CHECKS))
+def test_ranks(name: str) -> None:
+    assert_passed(CHECKS, name, ranks=2)
