@@ -23,6 +23,8 @@ from distmon.probe.exact import nonfinite_counts
 
 SIGNALS = ("sample", "loss", "gradient norm")
 """What showed a non-finite value, by its number in the rank slot."""
+MOST_IN_FLIGHT = 1024
+"""Signals that are kept while a device is behind; of more, the newest."""
 SAMPLE, LOSS, GRAD_NORM = range(len(SIGNALS))
 
 
@@ -31,6 +33,8 @@ class Evidence:
     """Where this rank held NaN and Inf when one of its signals was first not finite."""
 
     step: int
+    counted_at: int
+    """Step in which `counts` were taken: later than `step` where the signal came from a device."""
     signal: int
     """Index into SIGNALS."""
     value: float
@@ -66,10 +70,11 @@ class FiniteWatch:
         self._skips_are_evidence = skips_are_evidence
         self._knows_steps = has_optimizers
         self._optimizer_stepped = False
-        self._in_flight: deque[tuple[int, int, Arriving]] = deque()
+        self._in_flight: deque[tuple[int, int, Arriving]] = deque(maxlen=MOST_IN_FLIGHT)
         self._skipped: deque[int] = deque(maxlen=16)
         self._skipped_steps = 0
-        self._norm: float | None = None
+        self._norm: Number | None = None
+        """The newest that was reported, still on its device."""
         self._norm_share = 0.0
         self.evidence: Evidence | None = None
         """The first since the last record that located one."""
@@ -83,8 +88,8 @@ class FiniteWatch:
         if self.nonfinite_known:
             return
         if grad_norm is not None:
-            norm, self._norm_share = local_norm(grad_norm)
-            self._watch(GRAD_NORM, norm, step)
+            self._norm, self._norm_share = local_norm(grad_norm)
+            self._watch(GRAD_NORM, self._norm, step)
         if loss is not None:
             self._watch(LOSS, local_loss(loss), step)
 
@@ -93,6 +98,10 @@ class FiniteWatch:
         self._knows_steps = self._optimizer_stepped = True
         if found_inf(optimizer) is not None:
             self._may_be_skipped(step)
+
+    def optimizer_captured(self) -> None:
+        """Note that a graph replays the optimizer: its hooks no longer run in every step."""
+        self._knows_steps = False
 
     def complete_step(self, step: int, loss: Number | None, grad_norm: Number | None) -> None:
         """Check the signals of `step`, and those that have arrived on the host since.
@@ -106,7 +115,7 @@ class FiniteWatch:
         self.report(step, loss=loss, grad_norm=grad_norm)
         while self._in_flight and self._in_flight[0][2].there():
             signal, reported_at, number = self._in_flight.popleft()
-            self._check(signal, number.read(), reported_at)
+            self._check(signal, number.read(), reported_at, step)
 
     def _may_be_skipped(self, step: int) -> None:
         """Ignore the gradient norm of a step that the optimizer skips, or may skip.
@@ -131,17 +140,19 @@ class FiniteWatch:
     def sampled(self, step: int) -> None:
         """Count at once: a sampled weight or gradient of the observed `step` is NaN or Inf."""
         if self.evidence is None and not self.nonfinite_known:
-            self.evidence = Evidence(step, SAMPLE, math.nan, nonfinite_counts(self._shards), True)
+            counts = nonfinite_counts(self._shards)
+            self.evidence = Evidence(step, step, SAMPLE, math.nan, counts, True)
 
-    def take(self) -> tuple[dict[str, float], Evidence | None]:
+    def take(self) -> tuple[dict[str, Number], Evidence | None]:
         """Return this rank's slot fields for an observation, and the evidence behind them."""
         norm, self._norm = self._norm, None
         skipped, self._skipped_steps = self._skipped_steps, 0
         found = self.evidence
-        fields = {
+        fields: dict[str, Number] = {
             "reported_norm": -1.0 if norm is None else norm,
             "reported_norm_share": self._norm_share,
             "signal_step": float(found.step if found else 0),
+            "signal_counted_at": float(found.counted_at if found else 0),
             "signal_kind": float(found.signal if found else 0),
             "skipped_steps": float(skipped),
             "nonfinite_known": float(self.nonfinite_known),
@@ -169,15 +180,13 @@ class FiniteWatch:
 
     def _watch(self, signal: int, value: Number, step: int) -> None:
         if on_host(value):
-            self._check(signal, host_value(value), step)
+            self._check(signal, host_value(value), step, step)
         else:
             self._in_flight.append((signal, step, Arriving(value)))
 
-    def _check(self, signal: int, value: float, step: int) -> None:
-        if signal == GRAD_NORM:
-            self._norm = value
+    def _check(self, signal: int, value: float, step: int, now: int) -> None:
         if math.isfinite(value) or self.evidence is not None:
             return
         if signal == GRAD_NORM and step in self._skipped:
             return
-        self.evidence = Evidence(step, signal, value, nonfinite_counts(self._shards))
+        self.evidence = Evidence(step, now, signal, value, nonfinite_counts(self._shards))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distmon.device import DeviceMark
+from distmon.device import DeviceMark, pinned
+from distmon.layout.reported import local_loss
 
 Number = float | torch.Tensor
 Floats = NDArray[np.float64]
@@ -19,8 +20,9 @@ Floats = NDArray[np.float64]
 class LossRing:
     """This rank's newest losses since the last observation, with their steps.
 
-    A loss on the CPU is read at once; one on an accelerator is copied into a small buffer there, so
-    that no step waits for the device. At most `capacity` are kept.
+    With weights on an accelerator the losses are kept in a small buffer there, so that no step
+    waits for the device. With weights on the host a loss on a device is copied to the host, and
+    read when it is sent. At most `capacity` are kept.
     """
 
     def __init__(self, capacity: int, device: torch.device, on_host: bool | None = None) -> None:
@@ -28,7 +30,7 @@ class LossRing:
         self.capacity = capacity
         self._steps: deque[int] = deque(maxlen=capacity)
         self._given: deque[bool] = deque(maxlen=capacity)
-        self._host: deque[float] = deque(maxlen=capacity)
+        self._host: deque[Arriving] = deque(maxlen=capacity)
         self._device_values: torch.Tensor | None = None
         if not (device.type == "cpu" if on_host is None else on_host):
             self._device_values = torch.zeros(capacity, dtype=torch.float64, device=device)
@@ -36,14 +38,16 @@ class LossRing:
 
     def add(self, step: int, loss: float | torch.Tensor | None) -> None:
         """Append the loss of one step, or its absence. One that cannot be read is not appended."""
+        if loss is not None:
+            loss = local_loss(loss)
         if self._device_values is None:
-            self._host.append(0.0 if loss is None else host_value(loss))
+            self._host.append(Arriving(0.0 if loss is None else loss))
         elif loss is not None:
             cell = self._device_values[self._added % self.capacity]
-            if isinstance(loss, torch.Tensor):
+            if isinstance(loss, torch.Tensor) and not loss.is_cpu:
                 cell.copy_(loss.detach().reshape(()), non_blocking=True)
             else:
-                cell.fill_(loss)
+                cell.fill_(host_value(loss))
         self._steps.append(step)
         self._given.append(loss is not None)
         self._added += 1
@@ -69,7 +73,7 @@ class LossRing:
     def _values(self) -> torch.Tensor | Floats:
         """Return the values in the order of the steps."""
         if self._device_values is None:
-            return np.array(self._host, dtype=np.float64)
+            return np.array([loss.read() for loss in self._host], dtype=np.float64)
         oldest = self._added % self.capacity if self._added > self.capacity else 0
         return self._device_values.roll(-oldest)[: len(self._steps)]
 
@@ -102,12 +106,13 @@ class Arriving:
 
     def __init__(self, value: Number) -> None:
         self._mark: DeviceMark | None = None
+        value = local_loss(value)
         if on_host(value):
             self._value: Number = host_value(value)
         elif isinstance(value, torch.Tensor):
-            self._value = torch.empty((), dtype=torch.float32, pin_memory=True)
+            self._value = pinned((), torch.float32)
             self._value.copy_(value.detach().reshape(()), non_blocking=True)
-            self._mark = DeviceMark()
+            self._mark = DeviceMark(value.device)
 
     def there(self) -> bool:
         """Return whether the copy is done."""
@@ -118,3 +123,44 @@ class Arriving:
         if self._mark is not None:
             self._mark.wait()
         return host_value(self._value)
+
+
+class NumberSum:
+    """Adds up numbers where they are: on the host, or on a device without waiting for it."""
+
+    def __init__(self) -> None:
+        self._host = 0.0
+        self._device: torch.Tensor | None = None
+
+    def add(self, value: Number | None) -> None:
+        """Add a number, or nothing."""
+        if value is None:
+            return
+        value = local_loss(value)
+        if isinstance(value, torch.Tensor) and not value.is_cpu:
+            number = value.detach().reshape(())
+            self._device = number.clone() if self._device is None else self._device + number
+        else:
+            self._host += host_value(value)
+
+    def take(self) -> Number:
+        """Return the sum since the last call, on a device if a part of it is there."""
+        host, device = self._host, self._device
+        self._host, self._device = 0.0, None
+        if device is None:
+            return host
+        return device + host if host else device
+
+
+def split_by_place(
+    values: Mapping[str, Number],
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Return the numbers on the host, and those on a device."""
+    host: dict[str, float] = {}
+    device: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and not value.is_cpu:
+            device[name] = value
+        else:
+            host[name] = host_value(value)
+    return host, device

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import SUM_COLUMNS
-from distmon.collect.losses import host_value, on_host
+from distmon.collect.losses import Number, host_value, on_host
 from distmon.errors import LayoutError
 from distmon.layout import Shard
 
 OWNERSHIP_COLUMNS = SUM_COLUMNS[:4]
+LR_COLUMN = 3
 """Holders, requires_grad, in_optimizer and lr: what is known without reading a tensor."""
 
 
@@ -37,8 +38,10 @@ class Ownership:
         self._groups = groups or self._groups_of_optimizers
         self.refresh()
         self._table = np.zeros((len(shards), len(OWNERSHIP_COLUMNS)))
-        self.first_lr = math.nan
+        self.first_lr: Number = math.nan
         """Learning rate of the first param group when `columns` was last called."""
+        self.device_rates: list[tuple[NDArray[np.int64], torch.Tensor]] = []
+        """Rows and learning rates that were on a device then, as with a capturable optimizer."""
         for optimizer in optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise LayoutError(
@@ -70,12 +73,17 @@ class Ownership:
         table[:, 1] = [gate.requires_grad for gate in self._gates]
         table[:, 1] *= self._holds
         table[:, 2:] = 0
+        self.device_rates = []
         for number, group in enumerate(self._groups()):
-            lr = group.get("lr", math.nan)
-            rate = host_value(lr) if on_host(lr) else math.nan
-            rows = self._rows(group["params"])
+            lr, rows = group.get("lr", math.nan), self._rows(group["params"])
             table[rows, 2] = 1
-            table[rows, 3] = rate
+            if on_host(lr):
+                rate: Number = host_value(lr)
+                table[rows, LR_COLUMN] = rate
+            else:
+                there = lr.detach().reshape(()).clone()  # before a scheduler changes it
+                self.device_rates.append((rows, there))
+                rate = there
             if number == 0:
                 self.first_lr = rate
         return table

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from csrc_triton.address_layout import ADDRESS, ADDRESS_COLUMNS, dtype_set
+from distmon.device import DeviceMark, is_accelerator
 from distmon.layout import Shard
 from distmon.native import NativeModule
 from distmon.probe.tensor_places import ADDRESS_OF, CODE, CONTIGUOUS, What, tensor_places
@@ -50,7 +51,7 @@ class AddressTable:
         self.dtypes = dtype_set(w.dtype for w in weights)
         """Grows when a gradient of another dtype appears; never shrinks, so little recompiles."""
         self.table = torch.zeros(self._numbers.shape, dtype=torch.int64, device=self.device)
-        self._staging: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._staging: list[tuple[torch.Tensor, DeviceMark]] = []
 
     def refresh(self, grads: bool) -> None:
         """Bring the device table up to date; only the weights when `grads` is False."""
@@ -133,20 +134,19 @@ class AddressTable:
 
     def _upload(self, out: torch.Tensor, numbers: NDArray[np.int64]) -> None:
         source = torch.from_numpy(numbers)
-        if self.device.type != "cuda":
+        if not is_accelerator(self.device):
             out.copy_(source)
             return
         # A pinned buffer may be written again only after its copy ran; instead of waiting for it
         # another one is taken.
-        free = [pair for pair in self._staging if pair[1].query()]  # type: ignore[no-untyped-call]
-        if not free:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            free = [(torch.empty_like(source, pin_memory=True), event)]
-            self._staging += free
-        buffer, copied = free[0]
+        free = next((i for i, (_, copied) in enumerate(self._staging) if copied.done()), None)
+        if free is None:
+            buffer = torch.empty_like(source, pin_memory=True)
+        else:
+            buffer, _ = self._staging.pop(free)
         buffer.copy_(source)
         out.copy_(buffer, non_blocking=True)
-        copied.record(torch.cuda.current_stream(self.device))
+        self._staging.append((buffer, DeviceMark(self.device)))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -53,6 +53,8 @@ def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) ->
     wanted: str = backend
     if backend == "auto":
         wanted = {"cuda": "triton", "cpu": "native"}.get(plan.device.type, "torch")
+        if wanted == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+            wanted = "torch"  # the interpreter would read addresses of the device on the host
     if wanted == "torch":
         return TorchProbe(plan, shards)
     _check_device(backend, plan.device)
@@ -85,6 +87,11 @@ def _check_device(backend: Backend, device: torch.device) -> None:
             f"backend: triton needs a CUDA or ROCm model and this one is on {device}; "
             "use backend: auto"
         )
+    if backend == "triton" and device.type == "cuda" and os.environ.get("TRITON_INTERPRET") == "1":
+        raise ConfigError(
+            f"backend: triton cannot read a model on {device} with TRITON_INTERPRET=1, which runs "
+            "kernels on the host; unset it"
+        )
     if backend == "native" and device.type != "cpu":
         raise ConfigError(
             f"backend: native needs a model on the CPU and this one is on {device}; "
@@ -105,4 +112,4 @@ def _compile_now(probe: TritonProbe, plan: SamplePlan) -> None:
         torch.empty((count, BINS), dtype=torch.float64, device=device),
     )
     probe.compile(rows)
-    torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)

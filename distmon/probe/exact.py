@@ -15,6 +15,8 @@ from distmon.sampling.plan import SamplePlan
 
 # A part and its temporaries stay in a core's cache.
 PART_ELEMENTS = 1 << 17
+# On an accelerator a launch costs more than the cache saves; temporaries are one byte an element.
+DEVICE_PART_ELEMENTS = 1 << 26
 
 
 class WholePass:
@@ -75,20 +77,20 @@ class WholePass:
             rows.maxima[i, MAX["w_absmax"]] = extremes.amax()
 
 
-def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def parts(tensor: torch.Tensor, size: int = PART_ELEMENTS) -> Iterator[torch.Tensor]:
     """Yield flat parts of a tensor that together hold every element once, without copying it."""
     if not tensor.numel():
         return
     if tensor.is_contiguous():
-        yield from torch.split(tensor.detach().view(-1), PART_ELEMENTS)
-    elif tensor.dim() == 1 or tensor[0].numel() <= PART_ELEMENTS:
+        yield from torch.split(tensor.detach().view(-1), size)
+    elif tensor.dim() == 1 or tensor[0].numel() <= size:
         # Order does not matter to sums, so slices along the first dimension may be copied singly.
-        rows = max(1, PART_ELEMENTS // max(1, tensor[0].numel()))
+        rows = max(1, size // max(1, tensor[0].numel()))
         for part in torch.split(tensor.detach(), rows):
             yield part.reshape(-1)
     else:
         for part in tensor.detach():
-            yield from parts(part)
+            yield from parts(part, size)
 
 
 def count_whole_gradients(shards: Sequence[Shard], rows: Rows, parameters: Iterable[int]) -> None:
@@ -103,10 +105,11 @@ def count_whole_gradients(shards: Sequence[Shard], rows: Rows, parameters: Itera
 def nonfinite_counts(shards: Sequence[Shard]) -> torch.Tensor:
     """Return the NaN and Inf in weight and gradient of every shard: int64 [parameters, 4], CPU.
 
-    Reads every element once and waits for the result: called only when something is known to be
-    wrong.
+    Reads every element once and waits for the device once: called only when something is known to
+    be wrong.
     """
-    counts = torch.zeros((len(shards), 4), dtype=torch.int64)
+    found: list[torch.Tensor] = []
+    rows: list[tuple[int, int]] = []
     readers: tuple[tuple[int, Callable[[Shard], torch.Tensor | None]], ...] = (
         (0, lambda shard: shard.weight()),
         (2, lambda shard: shard.grad()),
@@ -116,7 +119,13 @@ def nonfinite_counts(shards: Sequence[Shard]) -> torch.Tensor:
             tensor = read(shard)
             if tensor is None:
                 continue
-            for part in parts(tensor):
-                counts[i, column] += torch.isnan(part).sum().cpu()
-                counts[i, column + 1] += torch.isinf(part).sum().cpu()
+            size = PART_ELEMENTS if tensor.is_cpu else DEVICE_PART_ELEMENTS
+            for part in parts(tensor, size):
+                found += (torch.isnan(part).sum(), torch.isinf(part).sum())
+                rows += ((i, column), (i, column + 1))
+    counts = torch.zeros((len(shards), 4), dtype=torch.int64)
+    if found:
+        where = torch.tensor(rows)
+        numbers = torch.stack(found).cpu()  # the only wait
+        counts.index_put_((where[:, 0], where[:, 1]), numbers, accumulate=True)
     return counts

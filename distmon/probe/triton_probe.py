@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -14,6 +14,7 @@ from csrc_triton.gradient_runs import RunTables, fill_run_columns
 from csrc_triton.sampled_stats import fill_sampled_rows
 from csrc_triton.snapshot import take_snapshot
 from csrc_triton.tables import RowOutputs, RowTables
+from distmon.device import on_device
 from distmon.layout import Shard
 from distmon.native import NativeModule
 from distmon.probe.address_table import AddressTable
@@ -148,8 +149,7 @@ class TritonProbe:
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Triton launches on the current device, which need not be the model's."""
-        device = self._tables.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        return on_device(self._tables.device)
 
 
 def _expected_dtype_sets(shards: Sequence[Shard]) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class DeviceGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(NAME, store), rank, size, timeout)
+        # Tensors on the host are reduced at once, in an order of their own.
+        self._on_host = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
         self._name = "default"
         self._streams: dict[int, torch.Stream] = {}
         self._queued: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
@@ -50,8 +52,13 @@ class DeviceGroup(dist.ProcessGroup):
         while (where := self._queued.get()) is not None:
             device.extension.run_stream(*where)
 
-    def _launch(self, name: str, tensors: Tensors, result: Any, run: Callable[[], None]) -> Any:
+    def _launch(self, name: str, tensors: Tensors, result: Any, run: Callable[[Any], None]) -> Any:
         """Queue `run` behind the current stream; returns work that streams wait for."""
+        if tensors[0].is_cpu:
+            run(self._on_host)
+            done: Any = Future()
+            done.set_result(result)
+            return _create_work_from_future(done)
         index = tensors[0].device.index
         stream = self._streams.get(index)
         if stream is None:
@@ -66,9 +73,9 @@ class DeviceGroup(dist.ProcessGroup):
         self._queued.put((index, stream.stream_id))
         return _create_work_from_future(future)
 
-    def _guarded(self, name: str, run: Callable[[], None]) -> None:
+    def _guarded(self, name: str, run: Callable[[Any], None]) -> None:
         try:
-            run()
+            run(self._gloo)
         except Exception as error:
             print(f"watchdog: {name} failed on rank {self.rank()}: {error}", file=sys.stderr)
             sys.stderr.flush()
@@ -76,70 +83,68 @@ class DeviceGroup(dist.ProcessGroup):
 
     # What torch calls, by its names.
 
-    def allreduce(self, tensors: Tensors, options: Any = None) -> Any:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         return self._launch(
             "all_reduce",
             tensors,
             tensors,
-            lambda: self._gloo.allreduce(_host(tensors), options).wait(),
+            lambda gloo: gloo.allreduce(_host(tensors), opts).wait(),
         )
 
-    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Any:
-        def run() -> None:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        def run(gloo: Any) -> None:
             for host in _host(tensors):
                 each = dist.AllreduceOptions()
-                each.reduceOp = options.reduceOp
-                self._gloo.allreduce([host], each).wait()
+                each.reduceOp = opts.reduceOp
+                gloo.allreduce([host], each).wait()
 
         return self._launch("all_reduce_coalesced", tensors, tensors, run)
 
-    def broadcast(self, tensors: Tensors, options: Any = None) -> Any:
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         return self._launch(
             "broadcast",
             tensors,
             tensors,
-            lambda: self._gloo.broadcast(_host(tensors), options).wait(),
+            lambda gloo: gloo.broadcast(_host(tensors), opts).wait(),
         )
 
-    def allgather(self, outputs: Any, inputs: Tensors, options: Any = None) -> Any:  # noqa: ARG002
+    def allgather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Any:  # noqa: ARG002
         tensors = [*outputs[0], *inputs]
         return self._launch(
             "all_gather",
             tensors,
             outputs,
-            lambda: self._gloo.allgather([_host(outputs[0])], _host(inputs)).wait(),
+            lambda gloo: gloo.allgather([_host(outputs[0])], _host(inputs)).wait(),
         )
 
-    def _allgather_base(self, out: torch.Tensor, mine: torch.Tensor, options: Any = None) -> Any:  # noqa: ARG002
-        def run() -> None:
+    def _allgather_base(self, out: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Any:  # noqa: ARG002
+        def run(gloo: Any) -> None:
             parts = [*_host([out])[0].view(self.size(), -1)]
-            self._gloo.allgather([parts], [_host([mine])[0].reshape(-1)]).wait()
+            gloo.allgather([parts], [_host([mine])[0].reshape(-1)]).wait()
 
         return self._launch("all_gather_single", [out, mine], out, run)
 
-    def _reduce_scatter_base(self, out: torch.Tensor, mine: torch.Tensor, options: Any) -> Any:
-        def run() -> None:
-            summed, average = _host([mine])[0].clone(), options.reduceOp == dist.ReduceOp.AVG
+    def _reduce_scatter_base(self, out: torch.Tensor, mine: torch.Tensor, opts: Any) -> Any:
+        def run(gloo: Any) -> None:
+            summed, average = _host([mine])[0].clone(), opts.reduceOp == dist.ReduceOp.AVG
             each = dist.AllreduceOptions()
-            each.reduceOp = dist.ReduceOp.SUM if average else options.reduceOp
-            self._gloo.allreduce([summed], each).wait()
+            each.reduceOp = dist.ReduceOp.SUM if average else opts.reduceOp
+            gloo.allreduce([summed], each).wait()
             part = summed.reshape(self.size(), -1)[self.rank()]
             _host([out])[0].copy_((part / self.size() if average else part).view(out.shape))
 
         return self._launch("reduce_scatter_single", [out, mine], out, run)
 
-    def scatter(self, outputs: Tensors, inputs: Any, options: Any = None) -> Any:
+    def scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Any:
         given = inputs[0] if inputs else []
         return self._launch(
             "scatter",
             [*outputs, *given],
             outputs,
-            lambda: self._gloo.scatter(
-                _host(outputs), [_host(given)] if given else [], options
-            ).wait(),
+            lambda gloo: gloo.scatter(_host(outputs), [_host(given)] if given else [], opts).wait(),
         )
 
-    def barrier(self, options: Any = None) -> Any:  # noqa: ARG002
+    def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
         mark = torch.zeros(1, device="cuda")
         work = self.allreduce([mark], dist.AllreduceOptions())
         work.wait()
@@ -176,4 +181,5 @@ class DeviceGroup(dist.ProcessGroup):
 
 def _host(tensors: Tensors) -> list[torch.Tensor]:
     """Return the bytes of device tensors, for a job that runs in their stream's order."""
-    return [device.extension.bytes_of(tensor.detach()) for tensor in tensors]
+    plain = [tensor.detach() for tensor in tensors]
+    return [each if each.is_cpu else device.extension.bytes_of(each) for each in plain]

@@ -17,7 +17,7 @@ from distmon.collect.gradient_gain.block_hooks import BlockHooks
 from distmon.collect.gradient_gain.blocks import Blocks
 from distmon.collect.gradient_gain.in_graph import something_was_compiled
 from distmon.collect.gradient_gain.rows import Switch
-from distmon.device import to_device
+from distmon.device import DeviceMark, is_accelerator, pinned, to_device
 from distmon.native import NativeModule
 
 COLUMNS: Final = ("input_square", "input_count", "output_square", "output_count", "holders")
@@ -143,7 +143,7 @@ class BackwardNorms:
         if faulty:
             held[:, :-1] = torch.nan
         else:
-            sums = torch.stack([hooks.row.data for hooks in measured])
+            sums = _gathered([hooks.row.data for hooks in measured], into.device)
             sums[:, :, 0].square_()
             held[:, :-1] = sums.flatten(1)
         table.index_copy_(0, self._rows, held)
@@ -159,3 +159,28 @@ class BackwardNorms:
             (input_norm, inputs), (output_norm, outputs) = hooks.cells.tolist()
             held = (input_norm**2, inputs, output_norm**2, outputs)
             table[row] = (*((math.nan,) * 4 if faulty else held), 1)
+
+
+def _gathered(rows: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return the rows as one table on `device`.
+
+    With weights on the host, the rows of blocks that had a gradient are on an accelerator. They are
+    waited for: the optimizer on the host has just waited for the gradients.
+    """
+    for other in {row.device for row in rows} - {device}:
+        there = [i for i, row in enumerate(rows) if row.device == other]
+        moved = _moved(torch.stack([rows[i] for i in there]), device)
+        for i, row in zip(there, moved, strict=True):
+            rows[i] = row
+    return torch.stack(rows)
+
+
+def _moved(table: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if table.is_cpu:
+        return to_device(table, device)
+    if is_accelerator(device):
+        return table.to(device, non_blocking=True)
+    host = pinned(tuple(table.shape), table.dtype)
+    host.copy_(table, non_blocking=True)
+    DeviceMark(table.device).wait()
+    return host

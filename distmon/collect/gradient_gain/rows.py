@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from distmon.device import is_capturing
 from distmon.native import NativeModule
 
 INPUT, OUTPUT = 0, 1
@@ -39,7 +40,7 @@ def add_norm(part: torch.Tensor, row: torch.Tensor, side: int, copies: int) -> N
     """Add the norm of a gradient, of which `copies` ranks hold the same part."""
     switch: Switch | None = getattr(row, "switch", None)
     # A CUDA graph never runs what it did not capture.
-    recorded = part.is_cuda and torch.cuda.is_current_stream_capturing()
+    recorded = is_capturing(part.device)
     if switch is None or not (switch.armed or recorded):
         return
     try:

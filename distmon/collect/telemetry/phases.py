@@ -16,36 +16,34 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from distmon.device import DeviceMark, is_accelerator, is_capturing
 from distmon.metrics import OWN_PHASES, PHASES
 
 STEPS: Final = 32
 """Number of steps before an observation that are measured."""
 
 
-class StreamMark:
-    """An event in the current stream of an accelerator; never waited for."""
-
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._event.record()
+class StreamMark(DeviceMark):
+    """A mark from which an earlier one can be subtracted; never waited for."""
 
     def __sub__(self, earlier: StreamMark) -> float | None:
-        """Return the seconds between two marks; None when an event has not been reached yet."""
-        if not (self._event.query() and earlier._event.query()):  # type: ignore[no-untyped-call]
-            return None
-        return float(earlier._event.elapsed_time(self._event)) / 1000.0
+        """Return the seconds between two marks; None when one has not been reached yet."""
+        return self.seconds_since(earlier)
 
 
 Mark = Any
 """A point in time from which an earlier one can be subtracted: a StreamMark, or seconds of the
-host's clock for a CPU."""
+host's clock for a CPU. None where none can be made."""
 Span = tuple[str, Mark, Mark]
 """A phase, its beginning and its end."""
 
 
 def marks_for(device: torch.device) -> Callable[[], Mark]:
     """Return the function that makes marks for work on `device`."""
-    return StreamMark if device.type == "cuda" else time.perf_counter
+    if not is_accelerator(device):
+        return time.perf_counter
+    # An event that was recorded into a graph can never be read.
+    return lambda: None if is_capturing(device) else StreamMark(device, timing=True)
 
 
 class PhaseClock:
@@ -59,10 +57,11 @@ class PhaseClock:
         self._spans: list[Span] = []
         self._steps: list[list[Span]] = []
         self._named = False
+        self._broken = False
 
     def enter(self, phase: str) -> None:
-        """Begin a new phase; ignored inside `named`."""
-        if not self._active or self._named:
+        """Begin a new phase; ignored inside `named`, or when it is the phase already."""
+        if not self._active or self._named or phase == self._phase:
             return
         self._switch(phase)
 
@@ -86,8 +85,9 @@ class PhaseClock:
         """End a step; `coming` is the next step, `observed` the next observed step."""
         if self._active:
             self._switch("data")
-            self._steps.append(self._spans)
-            self._spans = []
+            if not self._broken:
+                self._steps.append(self._spans)
+            self._spans, self._broken = [], False
             del self._steps[:-STEPS]
         self._active = observed - coming < STEPS
         if self._active and self._since is None:
@@ -99,12 +99,20 @@ class PhaseClock:
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase over the steps since the last call; empty without any.
 
+        Steps that the device has not passed yet are kept for the next call.
+
         `{phase}_seconds` is the median over steps. `{phase}_floor_seconds`, for the OWN_PHASES, is
         the first quartile: a straggler is slow in nearly all steps. That of backward is NaN unless
         communication was measured separately in every step.
         """
-        steps, self._steps = self._steps, []
-        found = [seconds for spans in steps if (seconds := _seconds_of(spans)) is not None]
+        found, waiting = [], []
+        for spans in self._steps:
+            seconds = _seconds_of(spans)
+            if seconds is None:
+                waiting.append(spans)
+            else:
+                found.append(seconds)
+        self._steps = waiting
         if not found:
             return {}
         count, times = len(found), np.sort(np.array(found), axis=0)
@@ -118,7 +126,8 @@ class PhaseClock:
 
     def _switch(self, phase: str) -> None:
         now = self._mark()
-        if self._since is not None:
+        self._broken |= now is None
+        if self._since is not None and now is not None:
             self._spans.append((self._phase, self._since, now))
         self._phase, self._since = phase, now
 

@@ -67,10 +67,9 @@ class RankTelemetry:
 
     def step_ends(self, now: float, tokens: Number | None, samples: Number | None) -> None:
         """Count a completed step; `tokens` and `samples` are those of this rank."""
-        count = host_value(tokens) if tokens is not None else 0.0
-        self.steps.tick(now, count, host_value(samples) if samples is not None else 0.0)
+        self.steps.tick(now, tokens, samples)
         if self.utilization.wanted:
-            self.utilization.end_step(count)
+            self.utilization.end_step(0.0 if tokens is None else host_value(tokens))
 
     def step_begins(self, coming: int, next_observation: int) -> None:
         """Begin the step `coming`; called after the monitor's own work between steps."""
@@ -78,7 +77,7 @@ class RankTelemetry:
             self.utilization.begin_step()
         self.phases.step_done(coming, next_observation)
 
-    def take(self) -> dict[str, float]:
+    def take(self) -> dict[str, Number]:
         """Return the telemetry since the last call; unknown values are missing or NaN."""
         memory = read_memory(self._device)
         return {
