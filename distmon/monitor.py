@@ -17,6 +17,7 @@ import torch
 
 from distmon.collect.losses import Number
 from distmon.collect.telemetry.phase_hooks import Removable, install_phase_hooks
+from distmon.device import is_capturing
 from distmon.errors import CollectiveError
 from distmon.record.record import Record
 from distmon.runtime.assembly import Parts
@@ -44,6 +45,7 @@ class Monitor:
         self.actions = parts.actions
         self.faults = parts.faults
         self.closed = False
+        self._device = parts.cycle.observer.plan.device
         self._hooks: list[Removable] = []
         self._loaded = 0
         close_at_exit(self)
@@ -68,9 +70,13 @@ class Monitor:
 
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
+        # A compiler that traced into them would recompile at every change of the monitor's state.
+        disable: Any = torch.compiler.disable
+        before = disable(lambda optimizer, *_: self.before_step(optimizer))
+        after = disable(lambda optimizer, *_: self.after_step(optimizer))
         for optimizer in self.cycle.observer.optimizers:
-            self._hooks.append(optimizer.register_step_pre_hook(lambda o, *_: self.before_step(o)))
-            self._hooks.append(optimizer.register_step_post_hook(lambda o, *_: self.after_step(o)))
+            self._hooks.append(optimizer.register_step_pre_hook(before))
+            self._hooks.append(optimizer.register_step_post_hook(after))
 
     def install_model_hooks(self, models: Iterable[torch.nn.Module]) -> None:
         """Let the calls of the blocks and of the whole model be observed."""
@@ -85,7 +91,7 @@ class Monitor:
         With several optimizers each is measured over its own first step; without an argument all
         are meant.
         """
-        if self.closed:
+        if self.closed or is_capturing(self._device):
             return
         try:
             self.telemetry.optimizer_begins()
@@ -99,6 +105,9 @@ class Monitor:
     def after_step(self, optimizer: Optimizer | None = None) -> None:
         """Call just after an optimizer step. Do not call it for a skipped step."""
         if self.closed:
+            return
+        if is_capturing(self._device):
+            self.finite_watch.optimizer_captured()
             return
         try:
             self.telemetry.optimizer_ends()
@@ -116,7 +125,7 @@ class Monitor:
         Best between computing the total gradient norm and clipping with it: clipping by a NaN norm
         makes every gradient NaN, and the origin is lost. Never waits for the device.
         """
-        if self.closed:
+        if self.closed or is_capturing(self._device):
             return
         try:
             self.finite_watch.report(self.schedule.coming, loss=loss, grad_norm=grad_norm)

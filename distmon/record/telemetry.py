@@ -35,6 +35,11 @@ def without_waiting(rows: Rows) -> dict[str, Floats]:
     return {**rows, "monitor_seconds": own, "monitor_wait_seconds": waited}
 
 
+def own_seconds(rows: Rows) -> Floats:
+    """Return the monitor's own time by rank: of the training thread, and of its kernels."""
+    return rows["monitor_seconds"] + rows.get("monitor_device_seconds", 0.0)
+
+
 def run_summary(rows: Rows) -> dict[str, float]:
     """Return speed, phases, memory and devices of the run; what no rank measured is absent."""
     return {**speed(rows), **phase_shares(rows), **_over_ranks(rows), **_fullest(rows)}
@@ -47,7 +52,7 @@ def speed(rows: Rows) -> dict[str, float]:
         return {}
     metrics = {
         "performance/step_seconds": seconds,
-        "performance/monitor_fraction": float(rows["monitor_seconds"].max()) / elapsed,
+        "performance/monitor_fraction": float(own_seconds(rows).max()) / elapsed,
     }
     for what in ("tokens", "samples"):
         total = float(rows[what].sum())

@@ -18,10 +18,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM, SUM_COLUMNS
+from distmon.collect.losses import Number, host_value, split_by_place
 from distmon.device import to_device
 from distmon.probe import Rows
 from distmon.reduce.channel import Reduction
-from distmon.reduce.rank_slots import CHECKSUMS, FAILURE, SLOT_SIZE, pack, unpack
+from distmon.reduce.rank_slots import CHECKSUMS, FAILURE, FIELDS, SLOT_SIZE, pack, unpack
 
 Floats = NDArray[np.float64]
 _NONFINITE = [SUM[f"{what}_{kind}"] for what in "wg" for kind in ("nan", "inf")]
@@ -118,13 +119,19 @@ class Buffers:
         self.rows.sums[:, : columns.shape[1]] = owners
 
     def put_slot(
-        self, values: Mapping[str, float], checksums: torch.Tensor | Sequence[int], error: str
+        self, values: Mapping[str, Number], checksums: torch.Tensor | Sequence[int], error: str
     ) -> None:
-        """Fill this rank's slot and clear the others; `checksums` are int64 by replica class."""
-        self._own_slot.numpy()[:] = pack(values, error)
+        """Fill this rank's slot and clear the others; `checksums` are int64 by replica class.
+
+        A value may be a number on a device: it is copied there, and nobody waits for it.
+        """
+        here, elsewhere = split_by_place(values)
+        self._own_slot.numpy()[:] = pack(here, error)
         self._slots.zero_()
         mine = self._slots[self._rank]
         mine.copy_(to_device(self._own_slot, mine.device))
+        for name, value in elsewhere.items():
+            mine[FIELDS.index(name)].copy_(value.detach().reshape(()), non_blocking=True)
         if len(checksums):
             mine[CHECKSUMS] = torch.as_tensor(checksums)
 
@@ -167,11 +174,14 @@ class HostBuffers(Buffers):
         self._host_sums[:, : columns.shape[1]] = columns
 
     def put_slot(
-        self, values: Mapping[str, float], checksums: torch.Tensor | Sequence[int], error: str
+        self, values: Mapping[str, Number], checksums: torch.Tensor | Sequence[int], error: str
     ) -> None:
         self._host_slots.fill(0)
         mine = self._host_slots[self._rank]
-        mine[:] = pack(values, error)
+        here, elsewhere = split_by_place(values)
+        for name, value in elsewhere.items():  # weights on the host, their numbers on a device
+            here[name] = host_value(value)
+        mine[:] = pack(here, error)
         if len(checksums):
             mine[CHECKSUMS] = checksums
 

@@ -9,7 +9,7 @@ from math import isfinite
 
 @dataclass(frozen=True)
 class NonFinite:
-    """Where NaN and Inf were at the step that first had one."""
+    """Where NaN and Inf were, as soon as it was known that there was one."""
 
     step: int
     signal: str
@@ -18,6 +18,8 @@ class NonFinite:
     """In layer order; at most 64."""
     param_count: int
     """How many parameters held one, also those beyond the listed places."""
+    counted_at: int = 0
+    """Step in which the places were counted, where that was after `step`; 0: in `step` itself."""
 
 
 @dataclass(frozen=True)

@@ -152,4 +152,4 @@ class _Copied(Pending):
 def _copy(source: Buffers, target: HostBuffers) -> DeviceMark:
     target.sum.copy_(source.sum, non_blocking=True)
     target.max.copy_(source.max, non_blocking=True)
-    return DeviceMark()
+    return DeviceMark(source.sum.device)

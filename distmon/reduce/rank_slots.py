@@ -24,6 +24,7 @@ WIRE_FIELDS: Final[tuple[str, ...]] = (
     *(f"region_key{i}" for i in range(REPLICA_CLASSES)),  # which shards of the class, 48 bits
     *(f"checksum{i}" for i in range(REPLICA_CLASSES)),  # of the class's sampled weights, 48 bits
     "signal_step",  # first step whose loss or gradient norm was not finite, else 0
+    "signal_counted_at",  # step in which that rank counted its NaN and Inf, else 0
     "signal_kind",  # index into `collect.finite_watch.SIGNALS`
     "nonfinite_known",  # 1 when an earlier record has located the NaN that is still there
     "reported_norm",  # newest gradient norm that the trainer reported, -1 without one
@@ -42,25 +43,25 @@ WIRE_FIELDS: Final[tuple[str, ...]] = (
     ),
     "task_key",  # which tasks were measured since the last record, 48 bits, 0 for none
 )
-_FIELDS: Final = (*(metric.name for metric in RANK_METRICS), *WIRE_FIELDS)
+FIELDS: Final = (*(metric.name for metric in RANK_METRICS), *WIRE_FIELDS)
 _TEXT_NUMBERS: Final = 12
 _BYTES_PER_NUMBER: Final = 6  # a float64 holds 48 bits exactly
-SLOT_SIZE: Final = len(_FIELDS) + _TEXT_NUMBERS
-CHECKSUMS: Final = slice(_FIELDS.index("checksum0"), _FIELDS.index("checksum0") + REPLICA_CLASSES)
+SLOT_SIZE: Final = len(FIELDS) + _TEXT_NUMBERS
+CHECKSUMS: Final = slice(FIELDS.index("checksum0"), FIELDS.index("checksum0") + REPLICA_CLASSES)
 """Where the checksums are; they are computed on the device and written there directly."""
-FAILURE: Final = tuple(_FIELDS.index(name) for name in ("failed", "step", "plan_hash"))
+FAILURE: Final = tuple(FIELDS.index(name) for name in ("failed", "step", "plan_hash"))
 """Where a rank that failed writes that it did, and to which observation its slot belongs."""
 
 
 def pack(values: Mapping[str, float], error: str) -> list[float]:
     """Return one slot; a field that `values` lacks is 0."""
-    return [*(values.get(name, 0.0) for name in _FIELDS), *_pack_text(error)]
+    return [*(values.get(name, 0.0) for name in FIELDS), *_pack_text(error)]
 
 
 def unpack(slots: Floats) -> tuple[dict[str, Floats], dict[int, str]]:
     """Return `fields[name][rank]` and the error texts by rank, from [ranks, SLOT_SIZE]."""
-    fields = dict(zip(_FIELDS, slots.T[: len(_FIELDS)].copy(), strict=True))
-    texts = slots[:, len(_FIELDS) :]
+    fields = dict(zip(FIELDS, slots.T[: len(FIELDS)].copy(), strict=True))
+    texts = slots[:, len(FIELDS) :]
     if not texts.any():
         return fields, {}
     errors = {rank: _unpack_text(row) for rank, row in enumerate(texts)}

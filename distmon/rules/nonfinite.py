@@ -62,6 +62,8 @@ def immediate_alert(evidence: Evidence, severity: Severity, rank: int, located_a
 
 def _located(found: NonFinite) -> str:
     seen = f"first seen at step {found.step} through the {found.signal}"
+    if found.counted_at:
+        seen += f", counted at step {found.counted_at}, when it may have spread"
     if not found.places:
         return f"NaN or Inf {seen}; no weight or gradient contained one at the observation"
     first = found.places[0]

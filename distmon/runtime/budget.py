@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from distmon.record.record import Record
+from distmon.record.telemetry import own_seconds
 
 LARGEST_STRETCH = 1000
 """Largest multiple of the configured interval, so that a run is always observed."""
@@ -66,10 +67,10 @@ class Budget:
 
         The change is in effect once `adopt` is called with it, on every rank.
         """
-        seconds = record.ranks.get("monitor_seconds")
         elapsed = record.ranks.get("elapsed_seconds")
-        if self._limit is None or seconds is None or elapsed is None:
+        if self._limit is None or "monitor_seconds" not in record.ranks or elapsed is None:
             return None
+        seconds = own_seconds(record.ranks)
         slowest = int(seconds.argmax())
         self._own += float(seconds[slowest])
         self._in_steps += float(record.ranks["monitor_step_seconds"][slowest])

@@ -21,6 +21,7 @@ from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.losses import Number, host_value
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.errors import CollectiveError
+from distmon.layout.reported import local_loss
 from distmon.record.builder import DIFFERENT
 from distmon.rules.nonfinite import immediate_alert
 from distmon.runtime.actions import AlertActions, TrainingStopped
@@ -38,6 +39,9 @@ from distmon.sinks.run_output import RunOutput
 Optimizer = torch.optim.Optimizer
 log = logging.getLogger("distmon")
 _POLL_SECONDS: Final = 0.0005
+MOST_OPTIMIZERS: Final = 8
+"""Of more, as with one per parameter, all are measured together in `step()`: each would need a
+snapshot and a pass of its own. A gradient that is freed before `step()` is then not measured."""
 
 
 class ObservationCycle:
@@ -62,8 +66,9 @@ class ObservationCycle:
         self.observer = observer
         self.worker = worker
         self.evaluations = PendingEvaluations()
-        self.lr: float | None = None
+        self.lr: Number | None = None
         """The learning rate that the trainer reported last."""
+        self._together = len(observer.optimizers) > MOST_OPTIMIZERS
         self._schedule = schedule
         self._finite_watch = finite_watch
         self._telemetry = telemetry
@@ -98,6 +103,8 @@ class ObservationCycle:
 
     def arm(self, optimizer: Optimizer | None) -> None:
         """Keep the sampled weights just before the first step of `optimizer` in this step."""
+        if self._together:
+            optimizer = None
         if optimizer in self.armed:
             return
         try:
@@ -131,7 +138,7 @@ class ObservationCycle:
         """Take in the numbers of the completed step; alert at once about a NaN."""
         completed = self._schedule.completed
         if lr is not None:
-            self.lr = host_value(lr)
+            self.lr = local_loss(lr)
         if isinstance(loss, torch.Tensor) and loss.is_cpu:
             loss = host_value(loss)  # read once: half of what a step that is not observed costs
         self.observer.losses.add(completed, loss)
@@ -275,8 +282,8 @@ class ObservationCycle:
         except Exception as error:
             self._faults.report("gradient gain", error)
 
-    def settle(self, seconds: float) -> bool:
-        """Wait until everything is evaluated, at most `seconds` and never for a device.
+    def settle(self, seconds: float, device: bool = False) -> bool:
+        """Wait until everything is evaluated, at most `seconds`, for a `device` only if asked to.
 
         Returns whether everything is.
         """
@@ -287,13 +294,15 @@ class ObservationCycle:
                 evaluated = self.worker.settle(max(0.0, deadline - time.monotonic()))
                 self.advance()
                 return evaluated
-            if self.observer.outbox.waits_for_device or time.monotonic() > deadline:
+            if self.observer.outbox.waits_for_device and not device:
+                return False
+            if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_SECONDS)
 
     def flush(self) -> None:
         """Deliver what is pending, within a limit, without entering a collective."""
-        self.settle(PATIENCE_S / 2)
+        self.settle(PATIENCE_S / 2, device=True)
         output = self.worker.output
         if output is not None and len(self.evaluations):
             self._faults.guard("the last record", lambda: self._post_rest(output))
@@ -333,7 +342,7 @@ class ObservationCycle:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps. Waits for the device, and at most a moment for ranks."""
-        if not self.settle(PATIENCE_S):
+        if not self.settle(PATIENCE_S, device=True):
             self._faults.report("state", TimeoutError("an evaluation has not finished"))
         losses = [*self.observer.losses_in_flight, *self.observer.losses.to_list()]
         return {
@@ -372,8 +381,10 @@ class ObservationCycle:
 
     def _start(self) -> None:
         """Send the observation, on every rank, whatever happened here."""
-        self.measure(None, ran=False)  # what no optimizer has stepped
-        step, evidence, slot = self._schedule.completed, None, {}
+        # What no optimizer has stepped, or what many have stepped.
+        self.measure(None, ran=self._together and bool(self.armed))
+        step, evidence = self._schedule.completed, None
+        slot: dict[str, Number] = {}
         try:
             if self.observer.sample_is_nonfinite:
                 self._finite_watch.sampled(step)
@@ -386,13 +397,14 @@ class ObservationCycle:
         slot |= self._interval.send(self._due)
         self.observer.start(step, slot, evidence, error_text)
 
-    def _collect_slot(self) -> dict[str, float]:
+    def _collect_slot(self) -> dict[str, Number]:
         """Return what this rank sends about itself."""
         record_step, record_hash = self.worker.newest_hash
         return {
             **self._telemetry.take(),
             **self._cost.take(),
             **self.evaluations.take(),
+            "monitor_device_seconds": self.observer.device_clock.take(),
             "task_key": self.observer.tasks.key,
             "lr": self.observer.first_lr if self.lr is None else self.lr,
             "monitor_wait_seconds": self.observer.outbox.take_seconds(),
@@ -403,8 +415,9 @@ class ObservationCycle:
     def _post_rest(self, output: RunOutput, faults: Sequence[str] = ()) -> None:
         """Deliver the evaluations that no observation has followed, and what was not observed."""
         pending = self.evaluations.take()
+        lr = None if self.lr is None else host_value(self.lr)
         record = self.worker.builder.partial_record(
-            self._schedule.completed, pending, self.lr, tuple(faults)
+            self._schedule.completed, pending, lr, tuple(faults)
         )
         self.evaluations.arrived()
         alerts, _ = self.worker.rules.evaluate(record)

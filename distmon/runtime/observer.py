@@ -13,9 +13,10 @@ import torch
 from csrc_triton.row_layout import SUM
 from distmon.collect.finite_watch import Evidence
 from distmon.collect.gradient_gain import BackwardNorms
-from distmon.collect.losses import Floats, LossRing
-from distmon.collect.ownership import Ownership, found_inf
+from distmon.collect.losses import Floats, LossRing, Number
+from distmon.collect.ownership import LR_COLUMN, Ownership, found_inf
 from distmon.collect.task_gradients import TaskGradients
+from distmon.collect.telemetry.device_clock import DeviceClock
 from distmon.config import MonitorConfig
 from distmon.device import to_device
 from distmon.layout import Shard
@@ -69,7 +70,7 @@ class Observer:
         self.gain = gain
         self._interval = config.interval
         on_cpu = device.type == "cpu"
-        pool = HostPool(self._sizes(), ranks.rank, pinned=device.type == "cuda")
+        pool = HostPool(self._sizes(), ranks.rank, pinned=not on_cpu)
         kind = DeviceOutbox if ranks.on_device else HostOutbox
         self.outbox = kind(ranks.observations, pool)
         self._device_buffers = None if on_cpu else Buffers(pool.sizes, ranks.rank, device)
@@ -89,6 +90,7 @@ class Observer:
         classes = self.plan.replica_class.cpu().numpy()
         self._class_rows = [np.flatnonzero(classes == i) for i in range(REPLICA_CLASSES)]
         self._identities = ParameterIdentities(shards)
+        self.device_clock = DeviceClock(device)
         self._no_checksums = torch.zeros(len(shards), dtype=torch.int64)
         self._side: Rows | None = None
         self._unreadable: set[str] = set()
@@ -133,7 +135,7 @@ class Observer:
         )
 
     @property
-    def first_lr(self) -> float:
+    def first_lr(self) -> Number:
         """Learning rate of this rank's first param group at the observed step; NaN without one."""
         return self._ownership.first_lr
 
@@ -145,7 +147,8 @@ class Observer:
     def snapshot(self) -> None:
         """Keep the sampled weights. Call it just before an optimizer step."""
         self._follow_replacements()
-        self._probe.snapshot()
+        with self.device_clock.span():
+            self._probe.snapshot()
 
     def _follow_replacements(self) -> None:
         """Read what modules hold now, where parameters were replaced since attach.
@@ -184,8 +187,18 @@ class Observer:
         if not self._filled and self._partial.size:
             buffers.partial_gradients.zero_()
         mine = self._rows_to_fill(optimizer)
-        if not mine:
-            return
+        if mine:
+            with self.device_clock.span():
+                self._measure(buffers, mine, optimizer, ran, read_in_full)
+
+    def _measure(
+        self,
+        buffers: Buffers,
+        mine: frozenset[int],
+        optimizer: torch.optim.Optimizer | None,
+        ran: bool,
+        read_in_full: Sequence[int],
+    ) -> None:
         applied = self._applied(mine if ran else frozenset())
         skipped = found_inf(optimizer)
         if skipped is not None:
@@ -255,7 +268,7 @@ class Observer:
         return isinstance(self._buffers, HostBuffers) and self._buffers.sample_has_nonfinite
 
     def start(
-        self, step: int, slot: Mapping[str, float], evidence: Evidence | None, error: str
+        self, step: int, slot: Mapping[str, Number], evidence: Evidence | None, error: str
     ) -> None:
         """Send the observation. Every rank calls this at the same step, whatever happened.
 
@@ -292,7 +305,7 @@ class Observer:
         self.outbox.post(buffers, flight.local.step, self.plan.plan_hash)
 
     def _fill(
-        self, step: int, slot: Mapping[str, float], evidence: Evidence | None, error: str
+        self, step: int, slot: Mapping[str, Number], evidence: Evidence | None, error: str
     ) -> InFlight:
         """Fill what is sent; return what this rank keeps until it has arrived."""
         steps, values, given = self.losses.take()
@@ -315,11 +328,14 @@ class Observer:
     def _fill_buffers(
         self,
         buffers: Buffers,
-        telemetry: Mapping[str, float],
+        telemetry: Mapping[str, Number],
         values: torch.Tensor | Floats,
         given: Floats,
     ) -> None:
         buffers.put_owners(self._owner_columns)
+        for rows, rate in self._ownership.device_rates:
+            index = to_device(torch.from_numpy(rows), self.plan.device)
+            buffers.rows.sums[index, LR_COLUMN] = rate.to(torch.float64)
         buffers.put_slot(telemetry, self._checksums(), "")
         buffers.put_losses(values, given)
         self.gain.send(buffers.blocks)

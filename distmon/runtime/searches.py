@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -122,9 +122,11 @@ class Searches:
         else:
             first_step, signal = local.step, SIGNALS.index("sample")
             counts, counted_at = self._count(), local.step
-        return locate_nonfinite(
+        located = yield from locate_nonfinite(
             self._ranks, self._plan.names, counts, counted_at, first_step, signal
         )
+        counted = int(fields["signal_counted_at"][signaled == first_step].max(initial=0))
+        return replace(located, counted_at=counted) if counted > first_step else located
 
     def _count(self) -> torch.Tensor:
         """Count on this rank. Nothing may raise here: the other ranks are in the search."""

@@ -25,6 +25,7 @@ namespace simulated {
 
 constexpr int DEVICES = 2;
 constexpr int STREAMS = 256;
+constexpr int POLLS = 50;  // queries of an event after which it has been reached at the latest
 constexpr double JOB_MILLISECONDS = 0.01;  // device time of every job: timings repeat exactly
 
 struct Event {
@@ -34,6 +35,7 @@ struct Event {
   int64_t stream = 0;
   double milliseconds = 0;
   bool captured = false;
+  uint64_t asked = 0;
 };
 using EventPointer = std::shared_ptr<Event>;
 
