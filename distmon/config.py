@@ -280,7 +280,7 @@ class MonitorConfig(_Section):
     """Share of the training time that the monitor may cost; above it the interval is stretched."""
     budget_after_s: float = Field(default=60.0, ge=0)
     """Training time between two changes of the interval."""
-    hardware_period_s: float = Field(default=1.0, gt=0)
+    hardware_period_s: float = Field(default=10.0, gt=0)
     """Seconds between two readings of the device's driver, in a thread of its own."""
     mfu: MfuConfig = MfuConfig()
     """What MFU is computed from."""

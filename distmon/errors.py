@@ -25,3 +25,7 @@ class CollectiveError(DistmonError):
 
 class RunFolderError(DistmonError):
     """A run folder cannot be read or written."""
+
+
+class UnreadableParameterError(LayoutError):
+    """A parameter has no elements that can be read; the text says what it is."""

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from distmon.errors import LayoutError
+from distmon.errors import LayoutError, UnreadableParameterError
 from distmon.layout.flat_parameter import FlattenedParameter, flat_shard, flattened_parameters
 from distmon.layout.names import clean_name
 from distmon.layout.shard import Shard
@@ -23,6 +23,7 @@ log = logging.getLogger("distmon")
 SHARD_MODULES: Final = (
     "plain",
     "dtensor",
+    "wrapped",
 )
 """Modules of this folder that have `shard_of(name, parameter, gradient_is_reduced)`, which returns
 None for a parameter of another kind. Called in this order until one returns a shard."""
@@ -38,7 +39,8 @@ def capture(
 ) -> list[Shard]:
     """Return the shards of all parameters in layer order, tied parameters once.
 
-    Parameters of integers are not read, and named in the log.
+    Parameters of integers, and of tensor subclasses that hold no readable elements, are not read,
+    and named in the log.
 
     Call it before the first forward: some wrappers swap their parameters while they run. Pass
     several modules for the pipeline stages of one rank. `rename` maps a name on this rank to the
@@ -64,7 +66,11 @@ def capture(
                     f"two parameters of this rank have the name {name}: pass `rename` to map them "
                     "to their names in the whole model"
                 )
-            shard = make(name)
+            try:
+                shard = make(name)
+            except UnreadableParameterError as error:
+                not_read.append(f"{name} ({error})")
+                continue
             if shard.dtype.is_floating_point:
                 shards[name] = shard
             else:
@@ -155,10 +161,7 @@ def _shard(
             # What wraps other kinds of parameters may put them aside while it runs.
             plain = module == "plain" and not gradient_is_reduced
             return replace(shard, path=path) if plain else shard
-    raise LayoutError(
-        f"parameter {name} is a {type(parameter.data).__name__}, which distmon cannot read element "
-        "by element"
-    )
+    raise UnreadableParameterError(f"a {type(parameter.data).__name__}")
 
 
 def unwrap(model: nn.Module) -> nn.Module:

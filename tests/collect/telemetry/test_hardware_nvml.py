@@ -308,3 +308,24 @@ def test_pynvml_finds_the_library_as_it_does_on_a_machine_with_a_gpu(driver: Fak
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert run.stdout == "2\n"
+
+
+def test_only_the_recorded_fields_are_asked_for(driver: FakeDriver) -> None:
+    """Every call takes a lock of the driver; that of the PCIe throughput takes 20 ms besides."""
+    driver.write(gpu(0))
+    asked: list[str] = []
+
+    class Asked:
+        """The binding, which notes what is asked."""
+
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            return getattr(driver.nvml, name)
+
+    reader, reason = open_nvml(wanted(0), Asked(), fields=("power_watts", "temperature_c"))
+    assert reader is not None, reason
+    asked.clear()
+    reading = reader.read()
+    assert asked == ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperatureV"]
+    assert math.isnan(reading.processes)
+    assert reading.power_watts == expected(0)["power_watts"]

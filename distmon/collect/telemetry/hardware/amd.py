@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from distmon.collect.telemetry.hardware import throttle
@@ -39,9 +39,11 @@ _VIOLATIONS: Final = {
 class AmdReader:
     """Reads one GPU."""
 
-    def __init__(self, smi: Any, listed: ListedDevice) -> None:
+    def __init__(
+        self, smi: Any, listed: ListedDevice, fields: Collection[str] | None = None
+    ) -> None:
         self._smi = smi
-        self._fields = DeviceQueries(_queries(smi, listed.handle), _classify_error)
+        self._fields = DeviceQueries(_queries(smi, listed.handle), _classify_error, fields)
         self.device = f"{name_of(smi, listed.handle)} {listed.uuid}"
 
     @property
@@ -57,7 +59,9 @@ class AmdReader:
         """Do nothing: `amdsmi_shut_down` would shut the library down for torch too."""
 
 
-def open_amd(wanted: ComputeDevice, smi: Any = None) -> OpenResult:
+def open_amd(
+    wanted: ComputeDevice, smi: Any = None, fields: Collection[str] | None = None
+) -> OpenResult:
     """Open a reader of the device that this process uses. `smi` defaults to amdsmi."""
     smi = load_binding() if smi is None else smi
     if isinstance(smi, str):
@@ -72,7 +76,7 @@ def open_amd(wanted: ComputeDevice, smi: Any = None) -> OpenResult:
     return (
         OpenResult(None, found)
         if isinstance(found, str)
-        else OpenResult(AmdReader(smi, found), None)
+        else OpenResult(AmdReader(smi, found, fields), None)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -31,9 +31,17 @@ class DeviceQueries:
     """Runs all queries that have not failed with `NEVER`; `classify_error` classifies errors."""
 
     def __init__(
-        self, queries: Sequence[Query], classify_error: Callable[[Exception], QueryFailure]
+        self,
+        queries: Sequence[Query],
+        classify_error: Callable[[Exception], QueryFailure],
+        fields: Collection[str] | None = None,
     ) -> None:
-        self._queries = list(queries)
+        """`fields`: those that are needed; nothing else is asked. None: all."""
+        self._queries = [
+            query
+            for query in queries
+            if fields is None or any(field in fields for field in query.fields)
+        ]
         self._classify_error = classify_error
         self.missing: dict[str, str] = {}
 

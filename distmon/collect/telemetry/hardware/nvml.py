@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,12 @@ _NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetUUID"
 class NvmlReader:
     """Reads one GPU or MIG slice."""
 
-    def __init__(self, nvml: Any, listed: ListedDevice) -> None:
+    def __init__(
+        self, nvml: Any, listed: ListedDevice, fields: Collection[str] | None = None
+    ) -> None:
+        """`fields`: those that are read. Each call takes a lock of the driver that all share."""
         self._nvml = nvml
-        self._fields = DeviceQueries(queries(nvml, listed), classify_error)
+        self._fields = DeviceQueries(queries(nvml, listed), classify_error, fields)
         self.device = f"{name_of(nvml, listed)} {listed.uuid}"
 
     @property
@@ -57,7 +61,9 @@ def load_binding() -> Any:
     return nvml
 
 
-def open_nvml(wanted: ComputeDevice, nvml: Any = None) -> OpenResult:
+def open_nvml(
+    wanted: ComputeDevice, nvml: Any = None, fields: Collection[str] | None = None
+) -> OpenResult:
     """Open a reader of the device that this process uses. `nvml` defaults to pynvml."""
     nvml = load_binding() if nvml is None else nvml
     if isinstance(nvml, str):
@@ -67,7 +73,7 @@ def open_nvml(wanted: ComputeDevice, nvml: Any = None) -> OpenResult:
     except nvml.NVMLError as error:
         return OpenResult(None, f"NVML cannot be initialized: {error_text(error)}")
     try:
-        reader, reason = _open_initialized(wanted, nvml)
+        reader, reason = _open_initialized(wanted, nvml, fields)
     except Exception as error:
         reader, reason = None, f"NVML cannot list its devices: {error_text(error)}"
     if reader is None:
@@ -76,12 +82,14 @@ def open_nvml(wanted: ComputeDevice, nvml: Any = None) -> OpenResult:
     return OpenResult(reader, reason)
 
 
-def _open_initialized(wanted: ComputeDevice, nvml: Any) -> OpenResult:
+def _open_initialized(
+    wanted: ComputeDevice, nvml: Any, fields: Collection[str] | None
+) -> OpenResult:
     listing = list_devices(nvml)
     found = match(listing.devices, wanted, unresponsive=len(listing.unresponsive))
     if isinstance(found, str):
         return OpenResult(None, "; ".join((found, *listing.unresponsive)))
-    return OpenResult(NvmlReader(nvml, found), None)
+    return OpenResult(NvmlReader(nvml, found, fields), None)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,11 @@ def opener_for(
     environ: Mapping[str, str],
     properties_of: Callable[[torch.device], object] = torch.cuda.get_device_properties,
     is_amd: bool = torch.version.hip is not None,
+    fields: Collection[str] | None = None,
 ) -> OpenReader | None:
     """Return a function that opens the reader of `device`; None for a device without one.
+
+    `fields` of the reading are read, and no others; None: all.
 
     This function queries torch and must run in the thread that uses the device; the returned one
     waits for the driver and must run in the sampler's thread.
@@ -31,7 +34,7 @@ def opener_for(
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
     wanted = compute_device(index, properties_of(device), environ, is_amd)
-    return functools.partial(amd.open_amd if is_amd else nvml.open_nvml, wanted)
+    return functools.partial(amd.open_amd if is_amd else nvml.open_nvml, wanted, fields=fields)
 
 
 @dataclass(frozen=True)

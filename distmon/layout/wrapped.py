@@ -1,0 +1,44 @@
+"""Parameters that are tensor subclasses around the weight, as torchao has them for fp8 training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from distmon.layout.plain import plain_shard
+from distmon.layout.shard import Shard
+
+
+def shard_of(name: str, parameter: Any, _: bool) -> Shard | None:
+    """Return the shard of a subclass that holds one tensor of its own shape and of a wide dtype.
+
+    A subclass that holds scaled or packed values only has no elements that could be read.
+    """
+    inner = _inner_name(parameter)
+    if inner is None:
+        return None
+
+    def weight() -> torch.Tensor:
+        tensor: torch.Tensor = getattr(parameter, inner)
+        return tensor
+
+    shard = plain_shard(name, parameter)
+    return replace(shard, dtype=weight().dtype, weight=weight, paths=(inner, "grad"))
+
+
+def _inner_name(parameter: Any) -> str | None:
+    """Return the attribute with the weight itself; None when there is none, or more than one."""
+    if not hasattr(parameter, "__tensor_flatten__"):
+        return None
+    names, _ = parameter.__tensor_flatten__()
+    wide = [
+        name
+        for name in names
+        if type(tensor := getattr(parameter, name)) is torch.Tensor
+        and tensor.shape == parameter.shape
+        and tensor.is_floating_point()
+        and tensor.element_size() > 1
+    ]
+    return wide[0] if len(wide) == 1 else None
