@@ -19,7 +19,7 @@ from distmon.collect.gradient_gain import BackwardNorms, Blocks
 from distmon.collect.ownership import Ownership
 from distmon.collect.telemetry.hardware import HardwareSampler, opener_for
 from distmon.collect.telemetry.mfu_setup import set_up_mfu
-from distmon.collect.telemetry.rank_telemetry import RankTelemetry
+from distmon.collect.telemetry.rank_telemetry import FROM_DEVICE, RankTelemetry
 from distmon.config import MonitorConfig
 from distmon.errors import RunFolderError
 from distmon.layout import Shard
@@ -181,7 +181,7 @@ def _open_folder(settings: MonitorConfig, described: Mapping[str, Any]) -> RunFo
 
 
 def _hardware(device: torch.device, settings: MonitorConfig) -> HardwareSampler | None:
-    opener = opener_for(device, os.environ)
+    opener = opener_for(device, os.environ, fields=(*FROM_DEVICE, "throttle_reasons"))
     return None if opener is None else HardwareSampler(opener, settings.hardware_period_s)
 
 
