@@ -24,7 +24,7 @@ class CannotBuildError(RuntimeError):
 
 def library() -> Path:
     """Return the built extension; builds it where there is none for this source and torch."""
-    folder = _cache_folder()
+    folder = cache_folder()
     path = folder / f"{NAME}-{_key()}.so"
     if not path.exists():
         _compile(path)
@@ -33,14 +33,15 @@ def library() -> Path:
 
 def _key() -> str:
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
+    for source in (SOURCES / "module.cpp", *sorted(SOURCES.glob("*.h"))):
         digest.update(source.read_bytes())
     versions = f"{importlib.metadata.version('torch')} {sys.version} {' '.join(_flags())}"
     digest.update(versions.encode())
     return digest.hexdigest()[:16]
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return a folder that only this user can write to."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "distmon-tests" / "simulated_cuda"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -268,7 +268,10 @@ def _patch_cuda() -> None:
     bindings: Any = torch._C
     bindings._cuda_getDevice = extension.current_device
     bindings._cuda_getDeviceCount = lambda: DEVICES
-    bindings._cuda_getCurrentRawStream = lambda index: current_stream(index).stream_id
+    # Unique over devices, so that a launch on the wrong one is seen.
+    bindings._cuda_getCurrentRawStream = lambda index: (
+        (index << 16) + current_stream(index).stream_id + 1
+    )
 
 
 def _patch_storages() -> None:
