@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distmon")
 
+OLDEST_TRITON = (3, 4)
 Backend = Literal["auto", "torch", "triton", "native"]
 
 
@@ -61,6 +62,7 @@ def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) ->
     try:
         module = native.load()
         if wanted == "triton":
+            check_triton_version()
             from distmon.probe.triton_probe import TritonProbe
 
             probe = TritonProbe(plan, shards, module)
@@ -78,6 +80,17 @@ def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) ->
     if backend == "native":
         raise ConfigError(f"backend: native cannot be used: {native.status().reason}")
     return TorchProbe(plan, shards)
+
+
+def check_triton_version(version: str | None = None) -> None:
+    """Raise RuntimeError for a Triton without masked histograms."""
+    if version is None:
+        import triton
+
+        version = str(triton.__version__)
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST_TRITON:
+        raise RuntimeError(f"Triton {version} is older than 3.4, which comes with torch 2.8")
 
 
 def _check_device(backend: Backend, device: torch.device) -> None:

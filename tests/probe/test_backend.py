@@ -14,7 +14,7 @@ from distmon.errors import ConfigError
 from distmon.layout.plain import plain_shard
 from distmon.layout.shard import Shard
 from distmon.probe import TorchProbe
-from distmon.probe.backend import choose_probe
+from distmon.probe.backend import check_triton_version, choose_probe
 from distmon.sampling.plan import SamplePlan, build_plan
 from distmon.sampling.reading import Reading
 
@@ -92,3 +92,10 @@ def test_a_dtype_that_kernels_cannot_read_is_named(
     with caplog.at_level(logging.WARNING, "distmon"):
         assert isinstance(choose_probe("auto", plan, shards), TorchProbe)
     assert "not float8_e4m3fnuz" in caplog.messages[0]
+
+
+def test_an_old_triton_is_named() -> None:
+    check_triton_version("3.4.0")
+    check_triton_version("3.10.1")
+    with pytest.raises(RuntimeError, match=r"3\.3\.1 is older than 3\.4"):
+        check_triton_version("3.3.1")

@@ -1,0 +1,1 @@
+"""`python -m distmon.selftest`: what works on this machine's device, as a table and a file."""
