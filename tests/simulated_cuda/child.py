@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -50,12 +51,26 @@ def assert_passed(module: str, name: str, ranks: int = 1, **environment: str) ->
 
 @cache
 def _run(module: str, ranks: int, environment: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
-    """Return the traceback of each check by name, None for one that passed; by rank."""
+    return run_checks(module, ranks, dict(environment))
+
+
+def run_checks(
+    module: str, ranks: int, environment: Mapping[str, str], only: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the traceback of each check by name, None for one that passed; by rank.
+
+    `only`: the checks that are run; all without it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "simulated_cuda.child", module, folder],
-                env=_environment() | dict(environment) | {"RANK": str(r), "WORLD_SIZE": str(ranks)},
+                [sys.executable, "-m", "simulated_cuda.child", module, folder, *only],
+                env={
+                    **child_environment(),
+                    **environment,
+                    "RANK": str(r),
+                    "WORLD_SIZE": str(ranks),
+                },
                 stderr=(Path(folder) / f"errors{r}").open("w"),
             )
             for r in range(ranks)
@@ -78,7 +93,8 @@ def _run(module: str, ranks: int, environment: tuple[tuple[str, str], ...]) -> l
     return results
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """Return the environment in which a child finds the package and its tests."""
     tests = Path(__file__).parents[1]
     paths = [str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")]
     return {
@@ -103,7 +119,7 @@ def main() -> None:
     if world > 1:
         _join(folder, rank, world)
     checks = importlib.import_module(module)
-    for name in names_of(module):
+    for name in sys.argv[3:] or names_of(module):
         out.write(json.dumps([name, "began"]) + "\n")
         try:
             getattr(checks, name)()

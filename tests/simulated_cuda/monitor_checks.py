@@ -131,6 +131,13 @@ def check_a_number_of_another_device_arrives() -> None:
     assert number.read() == 6.0
 
 
+def check_a_mark_stands_for_the_copy_before_it() -> None:
+    number = Arriving(torch.full((), 3.0, device=OTHER))
+    while not number.there():
+        pass
+    assert number.read() == 3.0
+
+
 def check_a_ring_of_losses_on_another_device() -> None:
     ring = LossRing(4, CUDA)
     for step, where in enumerate(("cuda:0", "cuda:1", "cpu"), 1):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulated_cuda.child import run_checks
+
 ROOT = Path(__file__).parents[2]
-ONE, TWO = "test_monitor_on_device.py", "test_monitor_ranks_on_device.py"
+MODULES = {1: "simulated_cuda.monitor_checks", 2: "simulated_cuda.monitor_rank_checks"}
+"""By number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -25,39 +27,46 @@ class Mutation:
     """A text of a file, and what stands there instead."""
 
     fault: str
+    check: str
+    """The check that notices it."""
     file: str
     before: str
     after: str
-    tests: str = ONE
+    ranks: int = 1
 
 
 MUTATIONS = (
     Mutation(
         "event on the stream of the current device",
+        "check_a_number_of_another_device_arrives",
         "distmon/device.py",
         "self._event.record(torch.accelerator.current_stream(device))",
         "self._event.record(torch.accelerator.current_stream())",
     ),
     Mutation(
         "event on the default stream, not the current one",
+        "check_observing_from_a_side_stream",
         "distmon/device.py",
         "self._event.record(torch.accelerator.current_stream(device))",
         "self._event.record(torch.Stream(stream_id=0, device_index=device.index, device_type=1))",
     ),
     Mutation(
         "no wait before pinned memory is read",
+        "check_a_number_of_another_device_arrives",
         "distmon/device.py",
         "        self._event.synchronize()",
         "        return",
     ),
     Mutation(
         "every mark counts as done",
+        "check_records_are_those_of_the_cpu_in_every_order",
         "distmon/device.py",
         "return bool(self._event.query())",
         "return True",
     ),
     Mutation(
         "mark before the copy that it stands for",
+        "check_a_mark_stands_for_the_copy_before_it",
         "distmon/collect/losses.py",
         "            self._value.copy_(value.detach().reshape(()), non_blocking=True)\n"
         "            self._mark = DeviceMark(value.device)",
@@ -66,18 +75,21 @@ MUTATIONS = (
     ),
     Mutation(
         "blocking copy to the host",
+        "check_no_step_waits_with_numbers_of_the_device",
         "distmon/collect/losses.py",
         "self._value.copy_(value.detach().reshape(()), non_blocking=True)",
         "self._value.copy_(value.detach().reshape(()))",
     ),
     Mutation(
         "copy to the device from pageable memory",
+        "check_no_step_waits_with_numbers_of_the_device",
         "distmon/device.py",
         "return host.pin_memory().to(device, non_blocking=True)",
         "return host.to(device, non_blocking=True)",
     ),
     Mutation(
         "an upload buffer that is written again before its copy has run",
+        "check_records_are_those_of_the_cpu_in_every_order",
         "distmon/device.py",
         "    return host.pin_memory().to(device, non_blocking=True)",
         "    pinned = host.pin_memory()\n"
@@ -87,6 +99,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a device number is read in step()",
+        "check_no_step_waits_with_numbers_of_the_device",
         "distmon/collect/losses.py",
         "        value = local_loss(value)\n"
         "        if isinstance(value, torch.Tensor) and not value.is_cpu:\n"
@@ -97,61 +110,71 @@ MUTATIONS = (
     ),
     Mutation(
         "hooks work while a graph is captured",
+        "check_hooks_do_nothing_while_a_graph_is_captured",
         "distmon/device.py",
         "    return bool(torch.cuda.is_current_stream_capturing())",
         "    return False",
     ),
     Mutation(
         "phases that the device has not passed are dropped",
+        "check_phases_are_kept_until_the_device_has_passed_them",
         "distmon/collect/telemetry/phases.py",
         "        self._steps = waiting",
         "        self._steps = []",
     ),
     Mutation(
         "the compiler traces into the optimizer hooks",
+        "check_compiling_the_optimizer_step_is_left_alone",
         "distmon/monitor.py",
         "disable: Any = torch.compiler.disable",
         "disable: Any = lambda function: function",
     ),
     Mutation(
         "NaN counts wait for every tensor",
+        "check_counting_nan_waits_once",
         "distmon/probe/exact.py",
         "found += (torch.isnan(part).sum(), torch.isinf(part).sum())",
         "found += (torch.isnan(part).sum().cpu(), torch.isinf(part).sum().cpu())",
     ),
     Mutation(
         "every optimizer of many has a pass of its own",
+        "check_an_optimizer_per_parameter_costs_one_snapshot",
         "distmon/runtime/observation_cycle.py",
-        "MOST_OPTIMIZERS = 8",
-        "MOST_OPTIMIZERS = 1000",
+        "MOST_OPTIMIZERS: Final = 8",
+        "MOST_OPTIMIZERS: Final = 1000",
     ),
     Mutation(
         "evidence is labelled with the step of the signal",
+        "check_evidence_says_when_it_was_counted",
         "distmon/collect/finite_watch.py",
         "self.evidence = Evidence(step, now,",
         "self.evidence = Evidence(step, step,",
     ),
     Mutation(
         "rows of blocks on two devices",
+        "check_blocks_without_gradient_beside_blocks_on_another_device",
         "distmon/collect/gradient_gain/backward_norms.py",
         "sums = _gathered([hooks.row.data for hooks in measured], into.device)",
         "sums = torch.stack([hooks.row.data for hooks in measured])",
     ),
     Mutation(
         "rows of blocks are read before they have arrived",
+        "check_blocks_without_gradient_beside_blocks_on_another_device",
         "distmon/collect/gradient_gain/backward_norms.py",
         "    DeviceMark(table.device).wait()\n",
         "",
     ),
     Mutation(
         "checksums of the newest measurement, not of the one that was sent",
+        "check_a_diverged_replica_is_named_by_the_step_that_showed_it",
         "distmon/runtime/observer.py",
-        "self._sent_checksums = self._probe.row_checksums.clone()",
-        "self._sent_checksums = self._probe.row_checksums",
-        TWO,
+        "self._probe.row_checksums.clone(), self.tasks.take()",
+        "self._probe.row_checksums, self.tasks.take()",
+        ranks=2,
     ),
     Mutation(
         "the interpreter of Triton reads device addresses on the host",
+        "check_triton_is_refused_where_it_would_read_device_memory_on_the_host",
         "distmon/probe/backend.py",
         'device.type == "cuda" and os.environ.get("TRITON_INTERPRET") == "1"',
         "False",
@@ -167,28 +190,22 @@ def main() -> int:
             copy = Path(folder) / "copy"
             ignored = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache")
             shutil.copytree(ROOT, copy, ignore=ignored)
-            path = copy / mutation.file
-            text = path.read_text()
-            if mutation.before not in text:
-                print(f"STALE   {mutation.fault}: {mutation.file} has changed", flush=True)
-                missed += 1
-                continue
-            path.write_text(text.replace(mutation.before, mutation.after))
-            command = ["-m", "pytest", "-q", "-x", f"tests/simulated_cuda/{mutation.tests}"]
-            environment = {**os.environ, "PYTHONPATH": str(copy)}
-            done = subprocess.run(
-                [sys.executable, *command],
-                cwd=copy,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-            missed += not failed
-            by = failed[0].split("[")[-1].split("]")[0] if failed else ""
-            print(f"{'caught ' if failed else 'MISSED '} {mutation.fault}  {by}", flush=True)
+            outcome = _try(mutation, copy)
+        missed += outcome != "caught"
+        print(f"{outcome:7} {mutation.fault}  ({mutation.check})", flush=True)
     return int(missed > 0)
+
+
+def _try(mutation: Mutation, copy: Path) -> str:
+    path = copy / mutation.file
+    text = path.read_text()
+    if mutation.before not in text:
+        return "STALE"
+    path.write_text(text.replace(mutation.before, mutation.after))
+    environment = {"PYTHONPATH": os.pathsep.join((str(copy), str(copy / "tests")))}
+    results = run_checks(MODULES[mutation.ranks], mutation.ranks, environment, [mutation.check])
+    failed = [each[mutation.check] for each in results if each.get(mutation.check)]
+    return "caught" if failed else "MISSED"
 
 
 if __name__ == "__main__":

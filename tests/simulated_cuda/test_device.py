@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from simulated_cuda.build import CannotBuildError, library
-from simulated_cuda.child import _environment, assert_passed, names_of
+from simulated_cuda.child import assert_passed, child_environment, names_of
 
 pytestmark = pytest.mark.usefixtures("device_library")
 CHECKS = "simulated_cuda.device_checks"
@@ -25,7 +25,7 @@ def test_the_host_cannot_read_device_memory() -> None:
         "from simulated_cuda import device; device.install(); import ctypes, torch;"
         "ctypes.string_at(torch.ones(3, device='cuda').data_ptr(), 1)"
     )
-    environment = _environment() | {"PYTHONFAULTHANDLER": ""}
+    environment = child_environment() | {"PYTHONFAULTHANDLER": ""}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert ended.returncode == -signal.SIGSEGV
 
