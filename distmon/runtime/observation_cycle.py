@@ -342,7 +342,7 @@ class ObservationCycle:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps. Waits for the device, and at most a moment for ranks."""
-        if not self.settle(PATIENCE_S, device=True):
+        if not self.settle(PATIENCE_S):
             self._faults.report("state", TimeoutError("an evaluation has not finished"))
         losses = [*self.observer.losses_in_flight, *self.observer.losses.to_list()]
         return {

@@ -79,7 +79,8 @@ def check_a_resumed_run_continues() -> None:
         model, options = made_model(where), settings()
         optimizer = adamw(model)
         with distmon.attach(model, optimizer, **options) as monitor:
-            train(model, [optimizer], monitor, range(1, 6))
+            # Nothing is in flight when the state is taken.
+            train(model, [optimizer], monitor, range(1, 6), after=torch.accelerator.synchronize)
             state = monitor.state_dict()
         with distmon.attach(model, optimizer, **options) as monitor:
             monitor.load_state_dict(state)
