@@ -237,6 +237,8 @@ class MonitorConfig(_Section):
     """Gradient percentiles; off, an observation sends 12 times fewer bytes."""
     replica_check: bool = True
     """Compare checksums of ranks that hold the same shards."""
+    batch_hash: bool = True
+    """Hash the inputs of observed steps, to find batches that repeat and ranks that share one."""
     eps: float = Field(default=1e-12, gt=0)
     """Added to the weight norm in `update_ratio`."""
     ema_decay: float = Field(default=0.99, ge=0, lt=1)

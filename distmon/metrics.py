@@ -205,6 +205,21 @@ ecc_uncorrected | | | uncorrected memory errors since the driver started
 pcie_replay | | | PCIe packets sent again since the driver started
 nvlink_errors | | | NVLink errors since the driver started
 throttle_reasons | | | bits that say why clocks are held down
+loss | | | mean loss of this rank since the last record
+reported_grad_norm | | | total gradient norm that this rank reported; NaN without one
+forward_passes | | | training forwards of the whole model in the observed step
+backward_passes | | | backward passes of the observed step
+repeated_backward | | | 1 when two of them gave equal gradients
+stale_grad_norm | | | norm of a few gradients before the first backward pass
+local_grad_norm | | | norm of these gradients on this rank, before it is reduced over ranks
+batch_hash | | | hash of the inputs of the first forward
+mode_layers | layers | | BatchNorm and Dropout layers
+eval_layers | layers | | of these, in eval mode during the training forward
+eval_layer_row | | | parameter of the first of these, its place in the table; -1 without one
+alternating | | | 1 when optimizers step in turns, with forwards between
+weight_jump | | | relative change since the last record of the matrix that changed most beyond its updates
+weight_jump_expected | | | relative change that its updates explain
+weight_jump_row | | | its place in the parameter table
 """)
 """Telemetry of each rank, in every record."""
 

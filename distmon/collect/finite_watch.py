@@ -71,6 +71,8 @@ class FiniteWatch:
         self._skipped_steps = 0
         self._norm: float | None = None
         self._norm_share = 0.0
+        self._losses = 0.0
+        self._loss_count = 0
         self.evidence: Evidence | None = None
         """The first since the last record that located one."""
         self.nonfinite_known = False
@@ -137,10 +139,14 @@ class FiniteWatch:
         """Return this rank's slot fields for an observation, and the evidence behind them."""
         norm, self._norm = self._norm, None
         skipped, self._skipped_steps = self._skipped_steps, 0
+        loss = self._losses / self._loss_count if self._loss_count else math.nan
+        self._losses, self._loss_count = 0.0, 0
         found = self.evidence
         fields = {
             "reported_norm": -1.0 if norm is None else norm,
             "reported_norm_share": self._norm_share,
+            "reported_grad_norm": math.nan if norm is None or self._norm_share else norm,
+            "loss": loss,
             "signal_step": float(found.step if found else 0),
             "signal_kind": float(found.signal if found else 0),
             "skipped_steps": float(skipped),
@@ -176,6 +182,9 @@ class FiniteWatch:
     def _check(self, signal: int, value: float, step: int) -> None:
         if signal == GRAD_NORM:
             self._norm = value
+        else:
+            self._losses += value
+            self._loss_count += 1
         if math.isfinite(value) or self.evidence is not None:
             return
         if signal == GRAD_NORM and step in self._skipped:
