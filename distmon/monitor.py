@@ -154,7 +154,8 @@ class Monitor:
             return
         begin = self.cost.now()
         try:
-            self.cycle.measure_tasks(losses)
+            with self.telemetry.paused():
+                self.cycle.measure_tasks(losses)
         except Exception as error:
             self.faults.report("task_losses", error)
         self.cost.add_since(begin)

@@ -285,7 +285,7 @@ FAULTY = (
         regression,
         Fault(),
         ("grad_imbalance",),
-        "0",
+        "[0-4]",
         activation="sigmoid",
         depth=8,
         lr=1e-3,
@@ -296,7 +296,7 @@ FAULTY = (
         regression,
         Fault(),
         ("grad_imbalance",),
-        "0",
+        "[0-4]",
         activation="sigmoid",
         depth=9,
         lr=1e-3,
@@ -326,7 +326,7 @@ FAULTY = (
         "gpt-norm-unscaled", "gpt", language, f.WrongNorm(1024.0, 51), "norm_mismatch", clip=1e5
     ),
     _fault(
-        "gpt-muon-norm",
+        "gpt-sgd-norm",
         "gpt-optimizers",
         language,
         f.WrongNorm(0.6),
@@ -428,7 +428,7 @@ FAULTY = (
         model="vit",
     ),
     _fault(
-        "t5-garbage",
+        "moe-garbage",
         "moe",
         language,
         f.Garbage(151),

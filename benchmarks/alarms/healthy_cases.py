@@ -71,7 +71,7 @@ HEALTHY = (
     _case("gan-hinge", "gan", gan, hinge=True, ratio=2.0),
     _case("gan-norm", "gan", gan, norm=True, lr=5e-4),
     _case("diffusion-adamw", "diffusion", diffusion),
-    _case("diffusion-ema", "diffusion", diffusion, ema=True, depth=8, schedule=WSD),
+    _case("diffusion-ema", "diffusion", diffusion, ema=True, depth=4, schedule=WSD),
     _case("diffusion-lion", "diffusion", diffusion, optimizer="lion", lr=3e-4),
     _case("flow-adamw", "flow", flow),
     _case("flow-clipped", "flow", flow, depth=8, clip=5.0, schedule=COSINE),

@@ -48,7 +48,10 @@ def _train_rank(rank: int, name: str, seed: int, scratch: str) -> None:
     torch.set_num_threads(1)
     where = Path(scratch)
     dist.init_process_group(
-        "gloo", init_method=f"file://{where.resolve() / 'store'}", rank=rank, world_size=CASES[name].ranks
+        "gloo",
+        init_method=f"file://{where.resolve() / 'store'}",
+        rank=rank,
+        world_size=CASES[name].ranks,
     )
     train(CASES[name], seed, where / name)
     dist.destroy_process_group()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distmon.record.record import NO_UPDATE, ParamTable, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
@@ -89,7 +90,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
     """Yield one finding per frozen parameter, grouped by reason."""
     table = record.params
     c = table.columns
-    for i in np.flatnonzero(table.frozen(limits["ratio"])):
+    negligible = _negligible(table, limits["negligible"])
+    for i in np.flatnonzero(table.frozen(limits["ratio"]) & ~negligible):
         why = reason(table, int(i))
         words = REASONS[why].words
         if why == "rounding":
@@ -103,6 +105,15 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
             measured=float(c["update_ratio"][i]),
             threshold=limits["ratio"],
         )
+
+
+def _negligible(table: ParamTable, share: float) -> NDArray[np.bool_]:
+    """Return the vectors whose gradient is zero but for rounding, as a bias before BatchNorm."""
+    c = table.columns
+    with np.errstate(invalid="ignore"):
+        known = c["grad_norm"][np.isfinite(c["grad_norm"]) & (c["grad_norm"] > 0)]
+        usual = float(np.median(known)) if known.size else 0.0
+        return (c["ndim"] < 2) & (c["grad_norm"] > 0) & (c["grad_norm"] < share * usual)
 
 
 def combine_messages(findings: Sequence[Finding]) -> str:
@@ -128,7 +139,10 @@ RULES = (
         severity="warning",
         patience=3,
         needs=("params",),
-        thresholds={"ratio": Threshold(NO_UPDATE, "largest update ratio of a frozen parameter")},
+        thresholds={
+            "ratio": Threshold(NO_UPDATE, "largest update ratio of a frozen parameter"),
+            "negligible": Threshold(1e-5, "of the median gradient: that of a vector is rounding"),
+        },
         advice=tuple(f"if {why.words}: {why.advice[0]}" for why in REASONS.values()),
     ),
 )

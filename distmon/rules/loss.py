@@ -26,15 +26,20 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     window: deque[float] = deque(memory.get("window", []), maxlen=size)
     ema: float | None = memory.get("ema")
     worst: Finding | None = None
+    start, best = record.history.start, record.history.best
+    progress = start - best if start is not None and best is not None else 0.0
     total, squares = fsum(window), fsum(x * x for x in window)
     for step, loss in record.losses.items():
         if not math.isfinite(loss):
             continue
         finding = _by_factor(step, loss, ema, limits)
+        if loss - (ema or loss) < limits["progress"] * progress:
+            finding = None  # a converged loss multiplies by small changes
         if finding is None and len(window) >= limits["armed_after"]:
             mean = total / len(window)
             std = math.sqrt(max(0.0, squares / len(window) - mean * mean))
-            finding = _by_sigmas(step, loss, mean, std, limits)
+            if loss - mean >= limits["progress"] * progress:
+                finding = _by_sigmas(step, loss, mean, std, limits)
         if finding and (worst is None or _urgency(finding) > _urgency(worst)):
             worst = finding
         if len(window) == size:
@@ -93,6 +98,7 @@ RULES = (
             "sigmas": Threshold(6, "standard deviations above the recent mean"),
             "window": Threshold(128, "steps of the recent mean"),
             "armed_after": Threshold(64, "steps before the statistical test starts"),
+            "progress": Threshold(0.1, "minimum rise as a share of the progress since the start"),
             "min_rise": Threshold(0.1, "minimum relative rise for the statistical test"),
         },
         advice=ADVICE,

@@ -16,7 +16,7 @@ from torch import nn
 from distmon import native
 from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.gradient_gain import BackwardNorms, Blocks
-from distmon.collect.ownership import Ownership
+from distmon.collect.ownership import Ownership, adaptive
 from distmon.collect.signals import StepSignals
 from distmon.collect.telemetry.hardware import HardwareSampler, opener_for
 from distmon.collect.telemetry.mfu_setup import set_up_mfu
@@ -24,6 +24,7 @@ from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.config import MonitorConfig
 from distmon.errors import RunFolderError
 from distmon.layout import Shard
+from distmon.layout.shard import Everything
 from distmon.record.builder import RecordBuilder
 from distmon.reduce.process_group import Ranks
 from distmon.rules import RuleEngine
@@ -158,6 +159,8 @@ def _signals(
         lambda: (observer.plan, observer.buffers.rows.sums),
         observer.plan.device,
         hashes=settings.batch_hash,
+        adaptive=adaptive(ownership.optimizers),
+        holds_all=all(isinstance(shard.region, Everything) for shard in shards),
     )
 
 

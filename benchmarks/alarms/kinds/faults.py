@@ -162,9 +162,7 @@ class SameBatch(Fault):
 
 @dataclass
 class SameOnRanks(Fault):
-    """All ranks read the data of rank 0; `shard` is the setup of rank 0."""
-
-    shard: object = None
+    """All ranks read the data of rank 0."""
 
     def begin(self, setup: Setup) -> None:
         """Broadcast the batches."""

@@ -180,7 +180,7 @@ class Coupling(nn.Module):
     def __init__(self, flip: bool) -> None:
         super().__init__()
         self.flip = flip
-        self.net = mlp(4, 32, 8)
+        self.net = mlp(2, 32, 4)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the code and the log determinant."""

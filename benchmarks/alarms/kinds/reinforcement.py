@@ -18,6 +18,12 @@ def _reward(x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     return (action == best).float() + 0.2 * x[:, 5]
 
 
+def _sample(policy: torch.distributions.Categorical) -> torch.Tensor:
+    """Draw actions, also where the policy is NaN."""
+    with torch.no_grad():
+        return torch.multinomial(policy.probs.nan_to_num(0.25), 1)[:, 0]
+
+
 def policy_gradient(
     lr: float = 3e-3,
     entropy: float = 0.01,
@@ -31,8 +37,8 @@ def policy_gradient(
     mean = [0.0]
 
     def loss(x: Batch) -> torch.Tensor:
-        policy = torch.distributions.Categorical(logits=net(x))
-        action = policy.sample()
+        policy = torch.distributions.Categorical(logits=net(x), validate_args=False)
+        action = _sample(policy)
         reward = _reward(x, action)
         advantage = reward - (mean[0] if baseline else 0.0)
         mean[0] = 0.95 * mean[0] + 0.05 * reward.mean().item()
@@ -56,8 +62,8 @@ def actor_critic(lr: float = 2e-3, critic_lr: float = 5e-3, seed: int = 0) -> Se
 
     def one_step(loop: Loop, step: int) -> torch.Tensor:
         x = loop.fault.data(loop.setup, step)
-        policy = torch.distributions.Categorical(logits=actor(x))
-        action = policy.sample()
+        policy = torch.distributions.Categorical(logits=actor(x), validate_args=False)
+        action = _sample(policy)
         reward = _reward(x, action)
         loop.zero_grad(o_critic)
         value = critic(x)[:, 0]
@@ -102,5 +108,10 @@ def q_learning(lr: float = 2e-3, every: int = 40, discount: float = 0.9, seed: i
             target.load_state_dict(net.state_dict())
 
     return Setup(
-        [net], [optimizer_of("adamw", net.parameters(), lr)], batch, loss, after_step=renew
+        [net],
+        [optimizer_of("adamw", net.parameters(), lr)],
+        batch,
+        loss,
+        after_step=renew,
+        config={"loss": {"expected_to_fall": False}},
     )

@@ -58,7 +58,6 @@ class Setup:
 class Fault:
     """Does nothing; a planted fault overrides what it spoils. Steps count from 1."""
 
-
     def begin(self, setup: Setup) -> None:
         """Change the setup before the monitor is attached."""
 

@@ -70,6 +70,7 @@ def regression(
         accumulate,
         validate,
         evaluate_every,
+        config={"loss": {"expected_to_fall": False}} if harder_at else {},
     )
 
 

@@ -6,7 +6,8 @@ before ranks reduce it: what they see is this rank's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -35,6 +36,7 @@ class BackwardPasses:
         self._counts: list[int] = []
         self._first: list[torch.Tensor | None] = []
         self._numbers = torch.zeros(3, dtype=torch.float64, device=device)
+        self._paused = False
         self.fault: Exception | None = None
         """What went wrong in a hook; the others then do nothing."""
 
@@ -67,13 +69,22 @@ class BackwardPasses:
         self._handles = []
         self._first = []
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ignore the passes inside the context."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     def numbers(self) -> torch.Tensor:
         """Return [squared norm before the first pass, squared norm of the last pass, repeated]."""
         return self._numbers
 
     def _hook(self, i: int, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
-            if self.fault is None and self._handles:
+            if self.fault is None and self._handles and not self._paused:
                 try:
                     self._note(i, parameter, gradient.detach())
                 except Exception as error:  # never into the backward pass of the user

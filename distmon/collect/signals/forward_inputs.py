@@ -41,6 +41,11 @@ class ForwardInputs:
         """BatchNorm and Dropout layers of the models."""
         return len(self._layers)
 
+    @property
+    def batchnorm_layers(self) -> int:
+        """BatchNorm layers of the models."""
+        return sum(isinstance(layer, _BatchNorm) for layer in self._layers)
+
     def arm(self) -> None:
         """Observe the coming step."""
         self._armed, self.count, self.in_eval = True, 0, []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -29,7 +30,10 @@ FIELDS: Final = (
     "eval_layers",
     "mode_layers",
     "eval_layer_row",
+    "batchnorm_layers",
     "alternating",
+    "adaptive",
+    "holds_all",
 )
 """Rank metrics of `take`. On an accelerator the first seven are those of the observation before."""
 _ON_DEVICE: Final = 7
@@ -50,8 +54,14 @@ class StepSignals:
         readings: Readings,
         device: torch.device,
         hashes: bool = True,
+        adaptive: float = math.nan,
+        holds_all: bool = False,
     ) -> None:
-        """`optimizers`: the parameters of each; `names_of_parameters`: row by id of parameter."""
+        """`optimizers`: the parameters of each; `names_of_parameters`: row by id of parameter.
+
+        `adaptive` and `holds_all` are sent as they are.
+        """
+        self._constants = {"adaptive": adaptive, "holds_all": float(holds_all)}
         self._backward = BackwardPasses(optimizers, device)
         self._forward = ForwardInputs(models, device, hashes)
         self._jumps = WeightJumps(readings()[0], matrices, device)
@@ -84,6 +94,12 @@ class StepSignals:
         """Note that an optimizer steps."""
         if self._armed_step and self._several:
             self._forwards_at_step.append(self._forward.count)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ignore the backward passes that the monitor runs itself."""
+        with self._backward.paused():
+            yield
 
     def take(self) -> dict[str, float]:
         """Return the fields of this observation; NaN for what is not known. Never raises."""
@@ -125,7 +141,9 @@ class StepSignals:
             fields["forward_passes"] = float(forwards.count)
             fields["mode_layers"] = float(forwards.layers)
             fields["eval_layers"] = float(len(forwards.in_eval))
+            fields["batchnorm_layers"] = float(forwards.batchnorm_layers)
             fields["eval_layer_row"] = float(self._first_row(forwards.in_eval))
+        fields |= self._constants
         fields["alternating"] = float(len(set(self._forwards_at_step)) > 1)
         return fields
 

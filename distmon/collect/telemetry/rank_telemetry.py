@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
@@ -65,6 +66,10 @@ class RankTelemetry:
             self.signals.optimizer_begins()
         if self.utilization.wanted:
             self.utilization.end_backward()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes are the monitor's own."""
+        return nullcontext() if self.signals is None else self.signals.paused()
 
     def optimizer_ends(self) -> None:
         """End the phase `optimizer`; called after an optimizer has stepped."""
