@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.alarms.cases import Case
 from benchmarks.alarms.faulty_cases import FAULTY
+from benchmarks.alarms.further_cases import FURTHER
 from benchmarks.alarms.healthy_cases import HEALTHY
 from benchmarks.alarms.recording import KEPT_METRICS, KEPT_VERSIONS
 from distmon.collect.signals.step_signals import FIELDS
@@ -21,7 +22,7 @@ from distmon.runs import params_file
 from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, RUN_FILE
 
 RECORDINGS: Final = Path(__file__).with_name("recordings")
-CASES: Final[dict[str, Case]] = {each.name: each for each in (*HEALTHY, *FAULTY)}
+CASES: Final[dict[str, Case]] = {each.name: each for each in (*HEALTHY, *FURTHER, *FAULTY)}
 KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "skipped_steps")
 """What a rank says about its training; not how fast it is, and on which machine."""
 DROPPED_COLUMNS: Final = (

@@ -40,6 +40,8 @@ class RunHistory:
         self.lrs: deque[float] = deque(maxlen=4)
         """Learning rates of the last observations."""
         self.lr_peak: float | None = None
+        self.negative = False
+        """Whether a loss was below zero: then its zero means nothing."""
         self.alternating = False
         """Whether optimizers were seen to step in turns."""
 
@@ -59,6 +61,7 @@ class RunHistory:
         self.losses.extend(losses)
         self.first_losses = (self.first_losses + losses)[:FIRST]
         if losses:
+            self.negative |= min(losses) < 0
             middle = statistics.median(losses)
             self.best = middle if self.best is None else min(self.best, middle)
         self.alternating |= bool((record.ranks.get("alternating", np.zeros(1)) > 0).any())
@@ -125,7 +128,7 @@ class RunHistory:
         for name in ("best", "lr_peak"):
             value = state[name]
             setattr(fresh, name, None if value is None else float(value))
-        fresh.alternating = bool(state["alternating"])
+        fresh.negative, fresh.alternating = bool(state["negative"]), bool(state["alternating"])
         vars(self).update(vars(fresh))
 
 

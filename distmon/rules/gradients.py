@@ -61,8 +61,8 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 def _sensitive(record: Record, limits: Limits, memory: Memory) -> Iterator[Finding]:
     c, start = record.params.columns, record.history.start
-    losses = [abs(loss) for loss in record.losses.values() if isfinite(loss)]
-    if not len(record.params) or not losses:
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    if not len(record.params) or not losses or record.history.negative or min(losses) < 0:
         return
     # A loss near zero says nothing about its scale; the loss at the start does.
     scale = max(statistics.median(losses), abs(start or 0.0))

@@ -63,7 +63,7 @@ def check_learning(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     ratio = c["update_ratio"]
     with np.errstate(invalid="ignore"):
         matrices = (c["requires_grad"] > 0) & (c["in_optimizer"] > 0) & (c["ndim"] >= 2)
-        learning = np.isfinite(ratio) & matrices & (c["lr"] > 0)
+        learning = (ratio > 0) & matrices & (c["lr"] > 0) & (c["has_grad"] > 0)
     if not learning.any() or phase in ("rising", "ending", "off"):
         return
     middle = float(np.median(ratio[learning]))

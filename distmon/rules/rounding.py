@@ -50,7 +50,7 @@ RULES = (
         cooldown=30,
         needs=("params",),
         thresholds={
-            "fraction": Threshold(0.5, "share of elements with a gradient that did not move"),
+            "fraction": Threshold(0.75, "share of elements with a gradient that did not move"),
             "bound": Threshold(0.3, "of the update norm that rounding may have taken"),
         },
         advice=(

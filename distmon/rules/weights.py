@@ -26,6 +26,7 @@ def check_spike(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
         # A weight that was near zero may grow by any factor until it has an ordinary size.
         jumped = (growth > limits["factor"]) & (rms > limits["factor"] * limits["floor"])
         # Only a weight that was updated before can spike: others may just have been unfrozen.
+        jumped &= c["ndim"] >= limits["min_ndim"]
         learning = np.isfinite(norms) & (norms > 0) & (c["update_ratio"] > 0)
     unmeasured = np.isnan(c["update_ratio"])
     memory["names"] = fingerprint(table.names)
@@ -127,6 +128,7 @@ RULES = (
         needs=("params",),
         thresholds={
             "factor": Threshold(10, "times its norm at the last observation"),
+            "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
             "floor": Threshold(1e-3, "root mean square below which a weight counts as this large"),
         },
         advice=_ADVICE_SPIKE,
