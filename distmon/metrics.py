@@ -208,6 +208,7 @@ nvlink_errors | | | NVLink errors since the driver started
 throttle_reasons | | | bits that say why clocks are held down
 loss | | | mean loss of this rank since the last record
 reported_grad_norm | | | total gradient norm that this rank reported; NaN without one
+norm_reports | | | gradient norms that this rank reported in the observed step
 forward_passes | | | training forwards of the whole model in the observed step
 backward_passes | | | backward passes of the observed step
 repeated_backward | | | 1 when two of them gave equal gradients

@@ -23,7 +23,7 @@ from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, RUN_
 
 RECORDINGS: Final = Path(__file__).with_name("recordings")
 CASES: Final[dict[str, Case]] = {each.name: each for each in (*HEALTHY, *FURTHER, *FAULTY)}
-KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "skipped_steps")
+KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "norm_reports", "skipped_steps")
 """What a rank says about its training; not how fast it is, and on which machine."""
 DROPPED_COLUMNS: Final = (
     *("weight_norm_stderr", "grad_norm_stderr", "update_norm_stderr", "update_absmax"),

@@ -71,6 +71,7 @@ class FiniteWatch:
         self._skipped_steps = 0
         self._norm: float | None = None
         self._norm_share = 0.0
+        self._norm_reports = self._reports_of_step = 0
         self._losses = 0.0
         self._loss_count = 0
         self.evidence: Evidence | None = None
@@ -85,6 +86,7 @@ class FiniteWatch:
         if self.nonfinite_known:
             return
         if grad_norm is not None:
+            self._norm_reports += 1
             norm, self._norm_share = local_norm(grad_norm)
             self._watch(GRAD_NORM, norm, step)
         if loss is not None:
@@ -106,6 +108,7 @@ class FiniteWatch:
             self._may_be_skipped(step)
         self._optimizer_stepped = False
         self.report(step, loss=loss, grad_norm=grad_norm)
+        self._reports_of_step, self._norm_reports = self._norm_reports, 0
         while self._in_flight and self._in_flight[0][2].there():
             signal, reported_at, number = self._in_flight.popleft()
             self._check(signal, number.read(), reported_at)
@@ -146,6 +149,7 @@ class FiniteWatch:
             "reported_norm": -1.0 if norm is None else norm,
             "reported_norm_share": self._norm_share,
             "reported_grad_norm": math.nan if norm is None or self._norm_share else norm,
+            "norm_reports": float(self._reports_of_step),
             "loss": loss,
             "signal_step": float(found.step if found else 0),
             "signal_kind": float(found.signal if found else 0),

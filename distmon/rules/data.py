@@ -9,7 +9,7 @@ import numpy as np
 from distmon.record.record import Column, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
 
-_KEPT = 16
+_KEPT = 32
 """Observations that a rank's usual loss and gradient are the median of."""
 
 
@@ -78,7 +78,9 @@ def check_outlier(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
             worst = int(np.argmax(growth))
             others = _rest(growth, worst)
             factor = float(growth[worst] / others)
-            if factor > limits["factor"] and now[worst] > limits["factor"] * _rest(now, worst):
+            apart = factor > limits["factor"] and now[worst] > limits["factor"] * _rest(now, worst)
+            # Of a loss near zero a factor is noise: it has to be high for the run, too.
+            if apart and now[worst] > limits["above"] * np.max(past):
                 yield Finding(
                     key=f"{what} {worst}",
                     group=f"rank {worst}",
@@ -136,6 +138,7 @@ RULES = (
         cooldown=30,
         thresholds={
             "factor": Threshold(3.0, "times the other ranks"),
+            "above": Threshold(1.0, "times the highest value of any rank lately"),
             "history": Threshold(3, "observations before ranks are compared"),
         },
         advice=(

@@ -42,7 +42,9 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     norm, usual = _norm(record), record.history.norm_median
     if norm is None:
         return
-    ratio = norm / usual if usual else 0.0
+    highest = max(record.history.norms, default=inf)
+    # Of a converged run the norm is small and varies by large factors.
+    ratio = norm / usual if usual and norm > highest else 0.0
     worst = max(ratio / limits["ratio"], norm / limits["warning"])
     if worst <= 1 - MARGIN:
         return

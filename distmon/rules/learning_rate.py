@@ -66,6 +66,10 @@ def check_learning(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         learning = (ratio > 0) & matrices & (c["lr"] > 0) & (c["has_grad"] > 0)
     if not learning.any() or phase in ("rising", "ending", "off"):
         return
+    start, best = record.history.start, record.history.best
+    fallen = start is not None and best is not None and best < start - 0.1 * abs(start)
+    if fallen and not record.history.need_not_fall(record):
+        return  # the updates of a run that has converged are small
     middle = float(np.median(ratio[learning]))
     lost = metric(record, "monitor/update_lost_fraction") or 0.0
     if middle < limits["ratio"] and lost < limits["lost"]:
@@ -139,7 +143,8 @@ RULES = (
     ),
     Rule(
         name="not_learning",
-        summary="median update ratio of the trained matrices < ratio, not in warmup or after decay",
+        summary="median update ratio of the trained matrices < ratio while the loss has not fallen; "
+        "not in warmup or after decay",
         check=check_learning,
         severity="warning",
         patience=3,

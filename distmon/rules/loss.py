@@ -49,6 +49,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         average = record.loss_ema.get(step, math.nan)
         ema = average if math.isfinite(average) else ema
     memory["ema"], memory["window"] = ema, [*window]
+    if worst and record.history.need_not_fall(record):
+        worst = replace(worst, severity="info")
     if worst:
         yield replace(worst, advice=(ADVICE[0], advice.tighten_clipping(record), *ADVICE[2:]))
 

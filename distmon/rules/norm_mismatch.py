@@ -20,6 +20,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     is too small. A constant factor between both, while both vary, is no clipping either.
     """
     reported, (applied, error) = metric(record, REPORTED), applied_norm(record)
+    if (record.ranks.get("norm_reports", np.ones(1)) > 1).any():
+        return  # one norm for each optimizer, none of which is the total
     ranks = record.ranks.get("reported_grad_norm", np.zeros(0))
     ranks = ranks[np.isfinite(ranks)]
     if len(ranks) > 1 and ranks.max() > (1 + limits["tolerance"]) * ranks.min() > 0:

@@ -104,9 +104,11 @@ class BackwardPasses:
                 self._numbers[0] += _square(parameter.grad)
             self._first[i] = head.clone()
             return
-        first = self._first[i]
-        if first is not None:
-            same = ((head == first).all() & (first != 0).any()).to(torch.float64)
+        first, kept = self._first[i], parameter.grad
+        # A closure that clears gradients between its passes may run twice on the same weights.
+        if first is not None and kept is not None and not kept.is_sparse:
+            same = (head == first).all() & (first != 0).any() & (kept != 0).any()
+            same = same.to(torch.float64)
             self._numbers[2] = torch.maximum(self._numbers[2], same)
 
 
