@@ -23,6 +23,7 @@ from distmon.rules.base import (
 )
 from distmon.rules.layer_stacks import Rows, fingerprint, roles_of_one_size
 from distmon.rules.lr_schedule import lr_phase
+from distmon.rules.second_sign import LOST, lost_progress
 
 NORMS = ("train/unclipped_grad_norm", "monitor/grad_norm")
 """The norm before clipping where the trainer reports it, else the estimate after clipping."""
@@ -42,18 +43,27 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     norm, usual = _norm(record), record.history.norm_median
     if norm is None:
         return
-    highest = max(record.history.norms, default=inf)
+    highest = max([*record.history.norms][:-1], default=inf)
     # Of a converged run the norm is small and varies by large factors.
     ratio = norm / usual if usual and norm > highest else 0.0
     worst = max(ratio / limits["ratio"], norm / limits["warning"])
     if worst <= 1 - MARGIN:
+        memory["above"] = 0
         return
-    critical = ratio > limits["critical_ratio"] or norm > limits["critical"]
+    above = ratio > limits["ratio"]
+    memory["above"] = memory.get("above", 0) + 1 if above else 0
+    # One batch alone may do that, and the loss goes on as before.
+    alone = above and memory["above"] < 2 and not (lost_progress(record) or 0.0) > LOST
+    critical = (ratio > limits["critical_ratio"] and not alone) or norm > limits["critical"]
     against = f"{ratio:.0f}x its median {usual:.3g}" if ratio > limits["ratio"] else "too large"
     yield Finding(
         key="high",
         message=f"the gradient norm is {norm:.4g}, {against}",
-        severity="critical" if critical else None,
+        severity="critical"
+        if critical
+        else "info"
+        if alone and norm <= limits["warning"]
+        else None,
         advice=ranked_causes(record),
         measured=ratio if ratio > limits["ratio"] else norm,
         threshold=limits["ratio"] if ratio > limits["ratio"] else limits["warning"],
@@ -266,7 +276,7 @@ RULES = (
     Rule(
         name="grad_norm_high",
         summary="gradient norm (before clipping, where reported) > ratio times its median over the "
-        "last 32 observations",
+        "last 32 observations; once, while the loss does not rise, an info",
         check=check_high,
         severity="warning",
         needs=NORMS,

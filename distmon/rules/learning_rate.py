@@ -143,7 +143,7 @@ RULES = (
     ),
     Rule(
         name="not_learning",
-        summary="median update ratio of the trained matrices < ratio while the loss has not fallen; "
+        summary="median update ratio of the matrices < ratio while the loss has not fallen; "
         "not in warmup or after decay",
         check=check_learning,
         severity="warning",

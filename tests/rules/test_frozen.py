@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from sample_records import make_engine, make_record
 from sample_records import alerts_of as all_alerts_of
+from sample_records import make_engine, make_record
 
 from distmon.record.record import Record
 from distmon.rules import RuleEngine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from benchmarks.alarms.kinds.vision import images
 def mlp(*widths: int, activation: type[nn.Module] = nn.GELU, norm: bool = False) -> nn.Sequential:
     """Return linear layers with activations between them."""
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         layers.append(nn.Linear(a, b))
         if i < len(widths) - 2:
             layers += [nn.LayerNorm(b)] if norm else []

@@ -68,22 +68,22 @@ class Fault:
     def before_step(self, setup: Setup, step: int) -> None:
         """Run at the beginning of a step."""
 
-    def zeroes(self, step: int) -> bool:
+    def zeroes(self, step: int) -> bool:  # noqa: ARG002
         """Return whether gradients are cleared in this step."""
         return True
 
-    def backward(self, loss: torch.Tensor, step: int) -> None:
+    def backward(self, loss: torch.Tensor, step: int) -> None:  # noqa: ARG002
         """Run the backward pass."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def gradients(self, setup: Setup, step: int) -> None:
         """Change the gradients between backward and step."""
 
-    def norm(self, norm: torch.Tensor, step: int) -> torch.Tensor:
+    def norm(self, norm: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
         """Return the gradient norm that the trainer reports and clips with."""
         return norm
 
-    def lr(self, factor: float, step: int) -> float:
+    def lr(self, factor: float, step: int) -> float:  # noqa: ARG002
         """Return the factor of the learning rate."""
         return factor
 
@@ -197,7 +197,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Update all parameters."""
         for group in self.param_groups:
             for p in group["params"]:
@@ -216,7 +216,7 @@ class Orthogonal(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Update all matrices."""
         for group in self.param_groups:
             for p in group["params"]:
