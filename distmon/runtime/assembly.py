@@ -156,7 +156,7 @@ def _signals(
         groups,
         rows,
         [i for i, shard in enumerate(shards) if len(shard.global_shape) > 1],
-        lambda: (observer.plan, observer.buffers.rows.sums),
+        lambda: (observer.plan, observer.row_sums),
         observer.plan.device,
         hashes=settings.batch_hash,
         adaptive=adaptive(ownership.optimizers),

@@ -38,7 +38,7 @@ FIELDS: Final = (
 """Rank metrics of `take`. On an accelerator the first seven are those of the observation before."""
 _ON_DEVICE: Final = 7
 log = logging.getLogger("distmon")
-Readings = Callable[[], tuple[SamplePlan, torch.Tensor]]
+Readings = Callable[[], tuple[SamplePlan, torch.Tensor | None]]
 """Returns the plan, whose snapshot holds the sampled weights, and the rows of this observation."""
 
 

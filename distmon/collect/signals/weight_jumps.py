@@ -44,12 +44,14 @@ class WeightJumps:
         self._step = 0
 
     @torch.no_grad()
-    def compare(self, step: int, plan: SamplePlan, sums: torch.Tensor) -> torch.Tensor | None:
+    def compare(
+        self, step: int, plan: SamplePlan, sums: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Return [relative distance, expected distance, row] of the farthest; None at first.
 
         `plan.snapshot` holds the sample before this step, `sums` the rows of this observation.
         """
-        if not self._rows:
+        if not self._rows or sums is None:
             return None
         now = plan.snapshot[self._index].to(torch.float64)
         first = SUM["u_sq0"], SUM["w_sq0"]
