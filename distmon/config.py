@@ -28,6 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from distmon.errors import ConfigError
 from distmon.redaction import HIDDEN, Redactor
+from distmon.rule_presets import with_preset
 
 ENV_PREFIX = "DISTMON_"
 SINKS: Final = {
@@ -93,6 +94,14 @@ class WandbConfig(_Section):
     """Absent: as wandb's environment says."""
     tags: NameList = ()
     """Tags of the wandb run."""
+
+
+class LossConfig(_Section):
+    """What is known about the training loss."""
+
+    expected_to_fall: bool | None = None
+    """False: the loss of a healthy run may rise (GAN, reinforcement learning, curriculum). Absent:
+    found out, where optimizers take turns or the loss keeps changing its sign."""
 
 
 class GradientGainConfig(_Section):
@@ -237,6 +246,8 @@ class MonitorConfig(_Section):
     """Gradient percentiles; off, an observation sends 12 times fewer bytes."""
     replica_check: bool = True
     """Compare checksums of ranks that hold the same shards."""
+    batch_hash: bool = True
+    """Hash the inputs of observed steps, to find batches that repeat and ranks that share one."""
     eps: float = Field(default=1e-12, gt=0)
     """Added to the weight norm in `update_ratio`."""
     ema_decay: float = Field(default=0.99, ge=0, lt=1)
@@ -286,6 +297,8 @@ class MonitorConfig(_Section):
     """What MFU is computed from."""
     prometheus: PrometheusConfig = PrometheusConfig()
     """Settings of the prometheus sink."""
+    loss: LossConfig = LossConfig()
+    """What is known about the training loss."""
     flow: GradientGainConfig = GradientGainConfig()
     """Gain of the backward pass, block by block."""
     task_interval: int = Field(default=100, ge=1)
@@ -294,8 +307,10 @@ class MonitorConfig(_Section):
     """Alerts to people."""
     actions: Annotated[ActionsConfig, BeforeValidator(_as_actions)] = ActionsConfig()
     """Actions on alerts; none by default."""
-    rules: dict[str, RuleConfig] = Field(default_factory=dict)
-    """Settings by rule name; `distmon rules` lists them."""
+    rules: Annotated[dict[str, RuleConfig], BeforeValidator(with_preset)] = Field(
+        default_factory=dict
+    )
+    """Settings by rule name, or a preset; `distmon rules` lists them."""
 
 
 def load_config(

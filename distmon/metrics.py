@@ -83,6 +83,7 @@ debug/inf_param_count | parameters | count over parameters | with an Inf in weig
 debug/stepped_elsewhere | | | 1 when weights changed but no attached optimizer stepped
 train/step_loss | | mean over ranks | loss of this step
 train/step_loss_ema | | mean over ranks | moving average of the loss, decay 0.99 by default
+train/loss_expected_to_fall | | | 0 or 1 as `loss.expected_to_fall` says; absent without it
 train/lr | | | learning rate of the first param group, or given to step()
 train/unclipped_grad_norm | | max over ranks | total gradient norm given to check() or step()
 train/skipped_steps | steps | max over ranks of skipped_steps | optimizer steps not applied
@@ -206,6 +207,25 @@ ecc_uncorrected | | | uncorrected memory errors since the driver started
 pcie_replay | | | PCIe packets sent again since the driver started
 nvlink_errors | | | NVLink errors since the driver started
 throttle_reasons | | | bits that say why clocks are held down
+loss | | | mean loss of this rank since the last record
+reported_grad_norm | | | total gradient norm that this rank reported; NaN without one
+norm_reports | | | gradient norms that this rank reported in the observed step
+forward_passes | | | training forwards of the whole model in the observed step
+backward_passes | | | backward passes of the observed step
+repeated_backward | | | 1 when two of them gave equal gradients
+stale_grad_norm | | | norm of a few gradients before the first backward pass
+local_grad_norm | | | norm of these gradients on this rank, before it is reduced over ranks
+batch_hash | | | hash of the inputs of the first forward
+mode_layers | layers | | BatchNorm and Dropout layers
+eval_layers | layers | | of these, in eval mode during the training forward
+eval_layer_row | | | parameter of the first of these, its place in the table; -1 without one
+batchnorm_layers | layers | | BatchNorm layers
+alternating | | | 1 when optimizers step in turns, with forwards between
+adaptive | | | 1 when the size of an update does not depend on that of the gradient, as in Adam
+holds_all | | | 1 when the rank holds all elements of all parameters
+weight_jump | | | relative change of a matrix since the last record, farthest beyond its updates
+weight_jump_expected | | | relative change that its updates explain
+weight_jump_row | | | its place in the parameter table
 """)
 """Telemetry of each rank, in every record."""
 

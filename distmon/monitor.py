@@ -81,7 +81,12 @@ class Monitor:
     def install_model_hooks(self, models: Iterable[torch.nn.Module]) -> None:
         """Let the calls of the blocks and of the whole model be observed."""
         self.cycle.observer.gain.install()
+        signals = self.telemetry.signals
         for model in models:
+            if signals is not None:
+                self._hooks.append(
+                    model.register_forward_pre_hook(signals.forward_hook, with_kwargs=True)
+                )
             for hook in install_phase_hooks(model, self.telemetry.phases):
                 self._hooks.append(hook)  # one by one: the next one may raise
 
@@ -158,7 +163,8 @@ class Monitor:
             return
         begin = self.cost.now()
         try:
-            self.cycle.measure_tasks(losses)
+            with self.telemetry.paused():
+                self.cycle.measure_tasks(losses)
         except Exception as error:
             self.faults.report("task_losses", error)
         self.cost.add_since(begin)

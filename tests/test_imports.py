@@ -15,7 +15,7 @@ import distmon
 PACKAGE = Path(distmon.__file__).parent
 
 LAYERS = (
-    ("errors", "redaction", "metrics", "device"),
+    ("errors", "redaction", "metrics", "device", "rule_presets"),
     ("config",),
     ("native",),
     ("layout",),

@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import alarms
 from benchmarks.alarms.recording import record
 from benchmarks.alarms.scenarios import SCENARIOS, Scenario
+from benchmarks.alarms.score_cases import score_all, summary_table
 from benchmarks.alarms.scoring import CORPUS, places_of, score, table_of
 
 
@@ -62,6 +63,15 @@ def main() -> int:
                 where = f" [{', '.join(places[:4])}]" if places else ""
                 text = f"{each.scenario.name} {alert.step} {alert.severity} {alert.rule}{where}: "
                 console.print(text + alert.message, markup=False, highlight=False)
+    if asked.names or asked.corpus != CORPUS:
+        return 1 if any(each.misses for each in scores) else 0
+    others = score_all()
+    console.print(summary_table(others))
+    if asked.verbose:
+        for case in others:
+            for alert in case.replay.alerts:
+                text = f"{case.case.half} {case.case.name} {alert.step} {alert.severity} "
+                console.print(f"{text}{alert.rule}: {alert.message}", markup=False, highlight=False)
     return 1 if any(each.misses for each in scores) else 0
 
 

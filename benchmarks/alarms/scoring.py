@@ -77,7 +77,7 @@ def score(scenario: Scenario, corpus: Path = CORPUS) -> Score:
     nonfinite_at = _first_nonfinite(replay.records)
     named = foretold_by = None
     if scenario.expected:
-        named = next((a for a in replay.alerts if _names(a, scenario.expected)), None)
+        named = next((a for a in replay.alerts if names_fault(a, scenario.expected)), None)
     if nonfinite_at is not None:
         warned = (a for a in replay.alarms if a.rule in TOO_HIGH and a.step < nonfinite_at)
         foretold_by = next(warned, None)
@@ -94,7 +94,8 @@ def _first_nonfinite(records: Iterable[Record]) -> int | None:
     return None
 
 
-def _names(alert: Alert, expected: Expectation) -> bool:
+def names_fault(alert: Alert, expected: Expectation) -> bool:
+    """Return whether an alert is the one that is expected."""
     return (
         alert.rule in expected.rules
         and expected.steps[0] <= alert.step <= expected.steps[1]

@@ -76,6 +76,9 @@ class FiniteWatch:
         self._norm: Number | None = None
         """The newest that was reported, still on its device."""
         self._norm_share = 0.0
+        self._norm_reports = self._reports_of_step = 0
+        self._losses = 0.0
+        self._loss_count = 0
         self.evidence: Evidence | None = None
         """The first since the last record that located one."""
         self.nonfinite_known = False
@@ -88,6 +91,7 @@ class FiniteWatch:
         if self.nonfinite_known:
             return
         if grad_norm is not None:
+            self._norm_reports += 1
             self._norm, self._norm_share = local_norm(grad_norm)
             self._watch(GRAD_NORM, self._norm, step)
         if loss is not None:
@@ -113,6 +117,7 @@ class FiniteWatch:
             self._may_be_skipped(step)
         self._optimizer_stepped = False
         self.report(step, loss=loss, grad_norm=grad_norm)
+        self._reports_of_step, self._norm_reports = self._norm_reports, 0
         while self._in_flight and self._in_flight[0][2].there():
             signal, reported_at, number = self._in_flight.popleft()
             self._check(signal, number.read(), reported_at, step)
@@ -147,10 +152,15 @@ class FiniteWatch:
         """Return this rank's slot fields for an observation, and the evidence behind them."""
         norm, self._norm = self._norm, None
         skipped, self._skipped_steps = self._skipped_steps, 0
+        loss = self._losses / self._loss_count if self._loss_count else math.nan
+        self._losses, self._loss_count = 0.0, 0
         found = self.evidence
         fields: dict[str, Number] = {
             "reported_norm": -1.0 if norm is None else norm,
             "reported_norm_share": self._norm_share,
+            "reported_grad_norm": math.nan if norm is None or self._norm_share else norm,
+            "norm_reports": float(self._reports_of_step),
+            "loss": loss,
             "signal_step": float(found.step if found else 0),
             "signal_counted_at": float(found.counted_at if found else 0),
             "signal_kind": float(found.signal if found else 0),
@@ -185,6 +195,9 @@ class FiniteWatch:
             self._in_flight.append((signal, step, Arriving(value)))
 
     def _check(self, signal: int, value: float, step: int, now: int) -> None:
+        if signal == LOSS:
+            self._losses += value
+            self._loss_count += 1
         if math.isfinite(value) or self.evidence is not None:
             return
         if signal == GRAD_NORM and step in self._skipped:

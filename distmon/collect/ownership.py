@@ -119,3 +119,11 @@ def found_inf(optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:
     """
     found = getattr(optimizer, "found_inf", None)
     return found if isinstance(found, torch.Tensor) else None
+
+
+def adaptive(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    """Return 0 when updates scale with the gradients, as in SGD, else 1; NaN without optimizers."""
+    plain = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
+    if not optimizers:
+        return math.nan
+    return 0.0 if any(isinstance(each, plain) for each in optimizers) else 1.0

@@ -150,6 +150,8 @@ class RecordBuilder:
             metrics["train/step_loss"] = [*losses.values()][-1]
         if averages:
             metrics["train/step_loss_ema"] = [*averages.values()][-1]
+        if self._config.loss.expected_to_fall is not None:
+            metrics["train/loss_expected_to_fall"] = float(self._config.loss.expected_to_fall)
         rates = reduced.ranks["lr"][reduced.ranks["failed"] == 0]
         if not np.isnan(rates).all():
             metrics["train/lr"] = float(rates[~np.isnan(rates)][0])

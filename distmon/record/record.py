@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from distmon.metrics import GRAD_PERCENTILES, PARAM_METRICS
 from distmon.probe.log_bins import percentiles
+from distmon.record.history import RunHistory
 from distmon.reduce.findings import Desync, NonFinite, has_nonfinite
 
 Column = NDArray[np.float64]
@@ -147,6 +148,8 @@ class Record:
     """Made at the end of a run from what was reported after the last observation."""
     faults: tuple[str, ...] = ()
     """Why a rank failed to observe, one sentence each."""
+    history: RunHistory = field(default_factory=RunHistory, compare=False, repr=False)
+    """What the records before it said; the rule engine sets it."""
 
     @property
     def has_nonfinite(self) -> bool:

@@ -10,6 +10,10 @@ from distmon.rules.base import metric
 TIGHTER = 0.7
 """Factor by which a clipping norm is tightened; 1.0 becomes 0.7."""
 _USUAL_CLIP = 1.0
+_LARGE_RATIO = 0.02
+"""Median update ratio of a run whose learning rate is high: healthy runs fall below it soon."""
+_GREW = 3.0
+"""Times its median: a gradient norm that has grown."""
 
 
 def number(value: float) -> str:
@@ -75,7 +79,35 @@ def tighten_clipping(record: Record) -> str:
     clip = clip_in_force(record)
     if clip:
         return f"tighten gradient clipping from {number(clip)} to {number(TIGHTER * clip)}"
-    norm = metric(record, "train/unclipped_grad_norm") or metric(record, "monitor/grad_norm")
-    if not norm:
+    usual = record.history.norm_high
+    if not usual:
         return f"clip gradients at {number(_USUAL_CLIP)}, or tighten the clip by a third"
-    return f"clip gradients at {number(min(_USUAL_CLIP, TIGHTER * norm))}"
+    return f"clip gradients at {number(usual)}, which nine of ten observations stayed below"
+
+
+def ranked_causes(record: Record) -> tuple[str, ...]:
+    """Return what can make a loss rise, the likelier first, each with what speaks for it."""
+    history = record.history
+    norm, usual = metric(record, "monitor/grad_norm"), history.norm_median
+    grew = norm / usual if norm is not None and usual else 1.0
+    lr = metric(record, "train/lr")
+    rising = lr is not None and history.lr is not None and lr > 1.01 * history.lr
+    ratio = metric(record, "monitor/update_ratio_median") or 0.0
+    large = ratio > _LARGE_RATIO
+    rate = f"{lower_lr(record)}: it is too high for this model"
+    evidence = [
+        f"the learning rate rises (from {number(history.lr or 0.0)})" if rising else "",
+        f"a step changes half of the parameters by {ratio:.0%} of their norm" if large else "",
+    ]
+    for_rate = ", ".join(each for each in evidence if each)
+    data = "inspect the data since the rise: other labels, another source, a shuffled order"
+    if for_rate:
+        lines = [f"{rate}; for it speaks that {for_rate}", data]
+    else:
+        lines = [
+            f"{data}; for it speaks that learning rate and update sizes are as before",
+            f"if the data is as before, {rate}",
+        ]
+    if grew > _GREW and metric(record, "train/unclipped_grad_norm") is None:
+        lines.append(f"{tighten_clipping(record)}: the gradient norm is {grew:.1f}x its median")
+    return (*lines, "resume from a checkpoint before the rise")

@@ -74,6 +74,8 @@ class Rule:
     metric). The rule is evaluated only on records that have at least one of them."""
     users: bool = False
     """Whether `check` is a function of the user's, which gets a time limit."""
+    enabled: bool = True
+    """Whether it is evaluated without being enabled in the settings."""
     combine_messages: Callable[[Sequence[Finding]], str] = first_message
     """Makes one message from the findings of one group."""
 

@@ -7,13 +7,21 @@ from collections.abc import Iterable
 from math import isfinite
 
 from distmon.record.record import Record
-from distmon.rules.advice import lower_lr, tighten_clipping
+from distmon.rules.advice import lower_lr, ranked_causes
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.lr_schedule import lr_phase
+from distmon.rules.second_sign import lost_progress
 
 LOSS_EMA = "train/step_loss_ema"
 _POINTS = 20
 """Number of averages kept per window."""
+
+
+def _plateau_advice(record: Record) -> tuple[str, ...]:
+    """Advise by what the loss did: one that has fallen asks for a lower rate."""
+    start, best = record.history.start, record.history.best
+    fell = start is not None and best is not None and best < start - 0.05 * abs(start)
+    return (lower_lr(record), _ADVICE[2]) if fell else (_ADVICE[1], _ADVICE[2])
 
 
 def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -23,7 +31,7 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
     fixed number of steps.
     """
     phase, now = lr_phase(record, memory), metric(record, LOSS_EMA)
-    if now is None:
+    if now is None or record.history.need_not_fall(record):
         return
     window = max(limits["window"], limits["share"] * record.step)
     points = [point for point in memory.get("points", []) if point[0] < record.step]
@@ -40,7 +48,7 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
             key="plateau",
             message=f"the average loss changed by {change:.2%}, from {then:.4g} to {now:.4g}, in "
             f"the {record.step - step} steps since step {step} (limit {limits['change']:.0%})",
-            advice=(lower_lr(record), *_ADVICE[1:]),
+            advice=_plateau_advice(record),
             measured=change,
             threshold=limits["change"],
         )
@@ -49,7 +57,7 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
 def check_best(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Count the steps since the average loss was lowest."""
     phase, now = lr_phase(record, memory), metric(record, LOSS_EMA)
-    if now is None:
+    if now is None or record.history.need_not_fall(record):
         return
     best = memory.get("best", now)
     since = memory.get("step", record.step)
@@ -62,59 +70,59 @@ def check_best(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
             key="best",
             message=f"the average loss was lowest, {best:.4g}, at step {since}, {waited} steps "
             f"ago; it is {now:.4g} now (limit {limits['steps']:g} steps)",
-            advice=(lower_lr(record), *_ADVICE[1:]),
+            advice=_plateau_advice(record),
             measured=float(waited),
             threshold=limits["steps"],
         )
 
 
-def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Compare the losses since the last record with the best average.
+def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """Find a loss that has lost a part of its progress.
 
+    (now - best) / (start - best) does not depend on the unit of the loss, nor on where its zero is.
     It finds a rise that is too slow for `loss_spike`, and uses the median loss so that one bad
     batch does not count.
     """
-    average = metric(record, LOSS_EMA)
-    losses = [loss for loss in record.losses.values() if isfinite(loss)]
-    if average is None or not losses:
+    lost = lost_progress(record)
+    if lost is None or record.history.need_not_fall(record):
         return
-    best = memory.get("best", average)
-    memory["best"] = min(best, average)
-    now = statistics.median(losses)
-    limit = (1 + limits["rise"]) * best
-    if best > 0 and now > limit - MARGIN * limits["rise"] * best:
+    if lost > (1 - MARGIN) * limits["lost"]:
+        now, best = _middle(record), record.history.best
         yield Finding(
             key="divergence",
-            message=f"the loss is {now:.4g}, {now / best - 1:.0%} above its best average "
-            f"{best:.4g} (limit {limits['rise']:.0%}): training diverges",
-            advice=(lower_lr(record), tighten_clipping(record), *_ADVICE_DIVERGENCE[2:]),
-            measured=now / best - 1,
-            threshold=limits["rise"],
-            fading=now <= limit,
+            message=f"the loss is {now:.4g} and was {best:.4g}: it has lost {lost:.0%} of its "
+            f"progress since the start (limit {limits['lost']:.0%})",
+            advice=ranked_causes(record),
+            measured=lost,
+            threshold=limits["lost"],
+            fading=lost <= limits["lost"],
         )
 
 
+def _middle(record: Record) -> float:
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    return statistics.median(losses)
+
+
 _ADVICE_DIVERGENCE = (
-    "halve the learning rate",
-    "tighten gradient clipping",
     "resume from a checkpoint before the rise",
+    "check the learning rate and the data of the steps before it",
 )
 _ADVICE = (
-    "halve the learning rate",
-    "if the loss has never fallen since the start, double the learning rate instead and check that "
-    "labels match inputs",
+    "if the loss has fallen before, lower the learning rate or begin its decay",
+    "if it has never fallen, check that labels match inputs",
     "if the loss is low enough, stop: the run has converged",
 )
 
 RULES = (
     Rule(
         name="loss_divergence",
-        summary="median loss since the last observation > rise above the best average",
+        summary="(median loss - best) / (start - best) > lost, and the rise is above the noise",
         check=check_divergence,
         severity="warning",
-        patience=3,
+        patience=2,
         needs=(LOSS_EMA,),
-        thresholds={"rise": Threshold(0.5, "relative rise above the best average")},
+        thresholds={"lost": Threshold(0.2, "share of its progress that the loss has lost")},
         advice=_ADVICE_DIVERGENCE,
     ),
     Rule(

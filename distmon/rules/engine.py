@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 import numpy as np
 
 from distmon.config import RuleConfig, suggest
 from distmon.errors import ConfigError
+from distmon.record.history import RunHistory
 from distmon.record.record import Record
 from distmon.rules.alert import Alert, Severity
 from distmon.rules.base import Finding, Limits, Memory, Rule, layer_of, metric
+from distmon.rules.diagnosis import Diagnosis
 from distmon.rules.episodes import RuleState
 from distmon.rules.user_code import UserCode, UserCodeTimeoutError
 
@@ -53,7 +55,7 @@ def configure(rules: Sequence[Rule], settings: Mapping[str, RuleConfig]) -> list
                 valid = [*limits, *RuleConfig.model_fields]
                 raise ConfigError(f'unknown key "{key}" in {where}; {suggest(key, valid)}')
             limits[key] = _number(value, f"{where}.{key}")
-        if given.enabled:
+        if given.enabled if "enabled" in given.model_fields_set else rule.enabled:
             active.append(
                 ActiveRule(
                     rule=rule,
@@ -87,6 +89,8 @@ class RuleEngine:
         self._active = [*active]
         self._user_code = user_code
         self.states = {a.rule.name: RuleState() for a in active}
+        self.history = RunHistory()
+        self.diagnosis = Diagnosis()
 
     def evaluate(self, record: Record) -> tuple[list[Alert], dict[str, Exception]]:
         """Return the alerts of this record, and the exceptions of rules that failed, by name.
@@ -95,6 +99,7 @@ class RuleEngine:
         """
         alerts: list[Alert] = []
         failures: dict[str, Exception] = {}
+        record = replace(record, history=self.history)
         # A parameter that was not measured, as on a skipped step, neither continues nor ends a
         # streak.
         unmeasured = {
@@ -117,6 +122,8 @@ class RuleEngine:
                 self._active = [each for each in self._active if each is not active]
             except Exception as error:
                 failures[rule.name] = error
+        alerts = self.diagnosis.combine(alerts, record)
+        self.history.update(record)
         return alerts, failures
 
     def _check(self, active: ActiveRule, record: Record, memory: Memory) -> list[Finding]:
@@ -137,7 +144,11 @@ class RuleEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a JSON-serializable state that is independent of rank and world size."""
-        return {"rules": {name: state.to_dict() for name, state in self.states.items()}}
+        return {
+            "rules": {name: state.to_dict() for name, state in self.states.items()},
+            "history": self.history.state_dict(),
+            "diagnosis": self.diagnosis.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; new rules start fresh and the state of removed rules is ignored."""
@@ -146,6 +157,9 @@ class RuleEngine:
             if saved is None:
                 continue
             self.states[active.rule.name] = RuleState.from_dict(saved)
+        if "history" in state:
+            self.history.load_state_dict(state["history"])
+            self.diagnosis.load_state_dict(state["diagnosis"])
 
 
 def _has_one(record: Record, needs: Sequence[str]) -> bool:

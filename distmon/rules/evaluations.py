@@ -136,7 +136,7 @@ def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     for each in record.evaluations:
         rates = _number(each.improvement), _number(each.train_improvement)
         slowly = all(limits["slowest"] <= rate <= limits["fastest"] for rate in rates)
-        if _early(each, limits) and _number(each.gap) < limits["gap"] and slowly:
+        if _early(each, limits) and abs(_number(each.gap)) < limits["gap"] and slowly:
             yield Finding(
                 key="underfit",
                 message=f"the model underfits {_at(each)}: training {_number(each.train_loss):.4g} "

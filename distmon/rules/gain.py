@@ -19,22 +19,27 @@ from distmon.rules.base import (
     metric,
     name_some,
 )
+from distmon.rules.second_sign import second_sign
 
 MEAN_GAIN = "gradient_monitor/mean_gain"
 DAMPING, AMPLIFYING = 0.5, 2.0
 """The message lists blocks whose gain is outside this range."""
-FEWEST = 2
-"""Minimum number of blocks for a mean."""
 _SHOWN = 3
 
 
-def _mean(record: Record) -> float | None:
-    """Return the mean over inner blocks, or the logged mean for logs without blocks."""
+def _mean(record: Record, limits: Limits) -> float | None:
+    """Return the mean over inner blocks, or the logged mean for logs without blocks.
+
+    None for a stack of few blocks, whose gain depth cannot multiply, and for one with BatchNorm,
+    which couples the examples of a batch: a gain of 3 is usual there.
+    """
     if record.gradient_gain is None:
         return metric(record, MEAN_GAIN)
     gains = record.gradient_gain.inner_gains
-    # The gain of a single block varies during training; it matters because depth multiplies it.
-    return float(np.mean([*gains.values()])) if len(gains) >= FEWEST else None
+    norms = record.ranks.get("batchnorm_layers")
+    if norms is not None and np.nansum(norms) > 0:
+        return None
+    return float(np.mean([*gains.values()])) if len(gains) >= limits["min_blocks"] else None
 
 
 def _limit(record: Record, limits: Limits) -> float:
@@ -49,16 +54,18 @@ def check_absolute(
     memory: Memory,  # noqa: ARG001
 ) -> Iterable[Finding]:
     """Find a mean gain that amplifies the gradient many times from the last block to the first."""
-    mean, limit = _mean(record), _limit(record, limits)
+    mean, limit = _mean(record, limits), _limit(record, limits)
     # The margin is relative to 1, where the gradient neither grows nor shrinks.
     if mean is None or mean <= limit - MARGIN * (limit - 1):
         return
+    sign = second_sign(record)
     yield Finding(
         key="mean",
         message=f"the mean gradient gain is {mean:.3f} per block, above {limit:.3g}"
-        f"{_describe_blocks(record)}",
+        f"{_describe_blocks(record)}{f'; {sign}' if sign else ''}",
+        severity="warning" if sign else "info",
         layers=tuple(_largest(record)),
-        advice=(lower_lr(record), tighten_clipping(record), *_ADVICE[2:]),
+        advice=(lower_lr(record), tighten_clipping(record), *_ADVICE[2:]) if sign else _ALONE,
         measured=mean,
         threshold=limit,
         fading=mean <= limit,
@@ -66,57 +73,36 @@ def check_absolute(
 
 
 def check_drift(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find a mean gain that rises, before `gain_absolute` fires.
+    """Find a mean gain that is more than `rise` above its value `window` observations ago.
 
-    Either it is more than `rise` above its value `window` observations ago, `confirmed` times in a
-    row; or it has risen at each of three or more observations (at most two windows), by more than
-    `min_rise` in total, and would pass `limit` if it kept rising for half as long.
+    `confirmed` times in a row. Alone it is an info; a second sign makes it a warning.
     """
-    mean = _mean(record)
+    mean = _mean(record, limits)
     if mean is None:
         return
     window = max(1, int(limits["window"]))
     past = [*memory.get("means", []), mean][-2 * window - 1 :]
     memory["means"] = past
-    limit = _limit(record, limits)
     then = past[-window - 1] if len(past) > window else mean
     rise = mean / then - 1 if then > 0 else 0.0
     over = rise > limits["rise"] and mean > limits["min_gain"]
     memory["over"] = memory.get("over", 0) + 1 if over else 0
-    message = ""
-    if memory["over"] >= limits["confirmed"]:
-        measured, threshold = rise, limits["rise"]
-        message = (
-            f"the mean gradient gain is {mean:.3f} per block, {rise:.0%} more than {window} "
-            f"observations ago (limit {limits['rise']:.0%})"
-        )
-    else:
-        began = _start_of_rise(past)
-        ahead = mean * math.sqrt(mean / began) if began > 0 else mean
-        risen = mean / began - 1 if began > 0 else 0.0
-        if mean <= limit < ahead and risen > limits["min_rise"]:
-            measured, threshold = ahead, limit
-            message = (
-                f"the mean gradient gain rose from {began:.3f} to {mean:.3f} per block; if it "
-                f"keeps rising it will soon be {ahead:.3f}, above {limit:.3g}"
-            )
-    if message:
-        yield Finding(
-            key="drift",
-            message=f"{message}{_describe_blocks(record)}",
-            layers=tuple(_largest(record)),
-            advice=(lower_lr(record), tighten_clipping(record), *_ADVICE[2:]),
-            measured=measured,
-            threshold=threshold,
-        )
-
-
-def _start_of_rise(past: list[float]) -> float:
-    """Return the value at which the current rise began; the last value without a rise of three."""
-    at = len(past) - 1
-    while at > 0 and past[at - 1] < past[at]:
-        at -= 1
-    return past[at] if at <= len(past) - 3 else past[-1]
+    if memory["over"] < limits["confirmed"]:
+        return
+    sign = second_sign(record)
+    if not sign and rise <= limits["alone"]:
+        return
+    yield Finding(
+        key="drift",
+        message=f"the mean gradient gain is {mean:.3f} per block, {rise:.0%} more than {window} "
+        f"observations ago (limit {limits['rise']:.0%}){_describe_blocks(record)}"
+        f"{f'; {sign}' if sign else ''}",
+        severity="warning" if sign else "info",
+        layers=tuple(_largest(record)),
+        advice=(lower_lr(record), tighten_clipping(record), *_ADVICE[2:]) if sign else _ALONE,
+        measured=rise,
+        threshold=limits["rise"],
+    )
 
 
 def _largest(record: Record) -> list[str]:
@@ -144,6 +130,7 @@ def _describe_blocks(record: Record) -> str:
     return text
 
 
+_ALONE = ("nothing else is unusual: watch the gradient norm and the loss",)
 _ADVICE = (
     "halve the learning rate",
     "tighten gradient clipping from 1.0 to 0.7",
@@ -151,35 +138,36 @@ _ADVICE = (
     "if it recurs, check the normalization and the initial scale of the named blocks",
 )
 _LIMITS = {
-    "limit": Threshold(1.3, "largest healthy mean gain"),
+    "limit": Threshold(math.inf, "largest healthy mean gain; 1.3 in the preset `absolute`"),
     "scale_by_depth": Threshold(0, "1: the limit is 1 + 0.05 * sqrt(blocks) instead"),
 }
+_BLOCKS = {"min_blocks": Threshold(6, "inner blocks: depth multiplies the gain of many blocks")}
 
 RULES = (
     Rule(
         name="gain_absolute",
-        summary="mean gradient gain > limit for `patience` observations",
+        summary="mean gradient gain > limit for `patience` observations; alone an info",
         check=check_absolute,
         severity="warning",
         patience=3,
         needs=("gradient_gain", MEAN_GAIN),
-        thresholds=_LIMITS,
+        thresholds={**_LIMITS, **_BLOCKS},
         advice=_ADVICE,
     ),
     Rule(
         name="gain_drift",
-        summary="mean gradient gain up > rise over its window, confirmed; or rising so fast that "
-        "it will pass limit",
+        summary="mean gradient gain up > rise over its window, confirmed, with a second sign; "
+        "alone an info when up > alone",
         check=check_drift,
         severity="warning",
         needs=("gradient_gain", MEAN_GAIN),
         thresholds={
             "rise": Threshold(0.1, "relative rise over the window"),
+            "alone": Threshold(0.5, "relative rise that is an info without a second sign"),
             "window": Threshold(5, "observations over which the rise is measured"),
             "confirmed": Threshold(3, "observations in a row with such a rise"),
             "min_gain": Threshold(1.0, "a smaller gain is not checked: the gradient shrinks"),
-            "min_rise": Threshold(0.05, "minimum rise from which the gain is extrapolated"),
-            **_LIMITS,
+            **_BLOCKS,
         },
         advice=_ADVICE,
     ),

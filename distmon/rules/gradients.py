@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf, isfinite
 
 import numpy as np
 
 from distmon.record.record import Column, Record
-from distmon.rules.advice import before_clipping, lower_lr, tighten_clipping
+from distmon.rules.advice import before_clipping, lower_lr, ranked_causes, tighten_clipping
 from distmon.rules.base import (
     MARGIN,
     Finding,
@@ -20,8 +21,9 @@ from distmon.rules.base import (
     metric,
     name_some,
 )
-from distmon.rules.layer_stacks import Stack, stacks
+from distmon.rules.layer_stacks import Rows, fingerprint, roles_of_one_size
 from distmon.rules.lr_schedule import lr_phase
+from distmon.rules.second_sign import LOST, lost_progress
 
 NORMS = ("train/unclipped_grad_norm", "monitor/grad_norm")
 """The norm before clipping where the trainer reports it, else the estimate after clipping."""
@@ -31,22 +33,68 @@ def _norm(record: Record) -> float | None:
     return next((norm for tag in NORMS if (norm := metric(record, tag)) is not None), None)
 
 
-def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Find a gradient norm that is too large."""
-    norm = _norm(record)
-    if norm is None or norm <= (1 - MARGIN) * limits["warning"]:
+def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Find a gradient norm that is far above its own median, or above an absolute limit.
+
+    Also gradients that are too large from the start: |gradient| x |weight| / loss of a matrix is
+    the relative change of the loss when the matrix changes by its own size.
+    """
+    yield from _sensitive(record, limits, memory)
+    norm, usual = _norm(record), record.history.norm_median
+    if norm is None:
         return
-    critical = norm > limits["critical"]
-    limit = limits["critical"] if critical else limits["warning"]
+    highest = max([*record.history.norms][:-1], default=inf)
+    # Of a converged run the norm is small and varies by large factors.
+    ratio = norm / usual if usual and norm > highest else 0.0
+    worst = max(ratio / limits["ratio"], norm / limits["warning"])
+    if worst <= 1 - MARGIN:
+        memory["above"] = 0
+        return
+    above = ratio > limits["ratio"]
+    memory["above"] = memory.get("above", 0) + 1 if above else 0
+    # One batch alone may do that, and the loss goes on as before.
+    alone = above and memory["above"] < 2 and not (lost_progress(record) or 0.0) > LOST
+    critical = (ratio > limits["critical_ratio"] and not alone) or norm > limits["critical"]
+    against = f"{ratio:.0f}x its median {usual:.3g}" if ratio > limits["ratio"] else "too large"
     yield Finding(
         key="high",
-        message=f"the gradient norm is {norm:.4g}, above {limit:g}",
-        severity="critical" if critical else None,
-        advice=(lower_lr(record), tighten_clipping(record), *_ADVICE_HIGH[2:]),
-        measured=norm,
-        threshold=limit,
-        fading=norm <= limits["warning"],
+        message=f"the gradient norm is {norm:.4g}, {against}",
+        severity="critical"
+        if critical
+        else "info"
+        if alone and norm <= limits["warning"]
+        else None,
+        advice=ranked_causes(record),
+        measured=ratio if ratio > limits["ratio"] else norm,
+        threshold=limits["ratio"] if ratio > limits["ratio"] else limits["warning"],
+        fading=worst <= 1,
     )
+
+
+def _sensitive(record: Record, limits: Limits, memory: Memory) -> Iterator[Finding]:
+    c, start = record.params.columns, record.history.start
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    if not len(record.params) or not losses or record.history.negative or min(losses) < 0:
+        return
+    # A loss near zero says nothing about its scale; the loss at the start does.
+    scale = max(statistics.median(losses), abs(start or 0.0))
+    with np.errstate(invalid="ignore"):
+        product = c["grad_norm"] * before_clipping(record) * c["weight_norm"]
+        product = np.where((c["requires_grad"] > 0) & np.isfinite(product), product, 0.0)
+    row = int(product.argmax())
+    measured = float(product[row]) / scale if scale > 0 else 0.0
+    memory["sensitive"] = memory.get("sensitive", 0) + 1 if measured > limits["sensitive"] else 0
+    if memory["sensitive"] >= limits["confirmed"]:
+        name = record.params.names[row]
+        yield Finding(
+            key="sensitive",
+            message=f"gradient norm x weight norm of {name} is {measured:.0f}x the loss (limit "
+            f"{limits['sensitive']:g}): a small change of it changes the loss many times",
+            params=(name,),
+            advice=(lower_lr(record), *_ADVICE_SENSITIVE),
+            measured=measured,
+            threshold=limits["sensitive"],
+        )
 
 
 def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
@@ -88,127 +136,125 @@ def check_decay(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
                 memory["start"] = statistics.median(first)
         return
     limit = min(limits["factor"] * start, limits["below"])
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    best, began = record.history.best, record.history.start
+    if not losses or best is None or began is None:
+        return
+    # A gradient that shrinks with the loss is that of a run which converges.
+    if statistics.median(losses) < began - limits["progress"] * abs(began):
+        return
     if norm < (1 + MARGIN) * limit:
         yield Finding(
             key="decay",
             message=f"the gradient norm fell to {norm:.2e}, {norm / start:.2f} of its "
-            f"{start:.2e} after the start of the run (limit {limits['factor']:g} of that, and "
-            f"below {limits['below']:g})",
+            f"{start:.2e} after the start of the run (limit {limits['factor']:g}), but the loss "
+            "is where it was",
             measured=norm,
             threshold=limit,
             fading=norm >= limit,
         )
 
 
-def check_imbalance(
-    record: Record,
-    limits: Limits,
-    memory: Memory,  # noqa: ARG001
-) -> Iterable[Finding]:
-    """Find dead, exploding, vanishing and unequal gradients among the layers of each stack."""
+def check_imbalance(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Find dead, vanishing and exploding gradients among matrices of the same role and size."""
     if not record.params:
         return
+    c = record.params.columns
     with np.errstate(invalid="ignore"):
-        squares = (record.params.columns["grad_norm"] * before_clipping(record)) ** 2
-    for stack in stacks(record.params.names):
-        norms = _layer_norms(stack, squares)
-        yield from _layer_findings(record, stack, norms, limits)
-        yield from _dead_parts(record, stack, norms, limits)
-
-
-def _layer_norms(stack: Stack, squares: Column) -> dict[str, float]:
-    """Return the norm by layer, in order of depth, without layers that have no finite norm."""
-    norms = {}
-    for layer, rows in zip(stack.layers, stack.rows, strict=True):
-        measured = squares[rows][np.isfinite(squares[rows])]
-        if measured.size:
-            norms[layer] = float(np.sqrt(measured.sum()))
-    return norms
-
-
-def _layer_findings(
-    record: Record, stack: Stack, norms: dict[str, float], limits: Limits
-) -> Iterator[Finding]:
-    for layer, norm in sorted(norms.items(), key=lambda item: -item[1]):
+        norms = c["grad_norm"] * before_clipping(record)
+        learns = (c["requires_grad"] > 0) & (c["has_grad"] > 0) & np.isfinite(norms)
+    yield from _died(record, norms, memory)
+    vanishing: dict[str, Finding] = {}
+    for role, rows in roles_of_one_size(record.params, 2):
+        known = rows[learns[rows]]
+        if len(known) < 2 or not norms[known].max() > 0:
+            continue
+        yield from _dead(record, known, norms, limits)
+        alive = known[norms[known] > limits["dead"] * norms[known].max()]
+        if len(alive) >= limits["min_layers"]:
+            for found in _vanishing(record, role, alive, norms, limits):
+                vanishing.setdefault(found.key, found)
+    yield from vanishing.values()
+    for name, norm in zip(record.params.names, norms, strict=True):
         if norm > limits["exploding"]:
+            yield _exploding(record, name, float(norm), limits)
+
+
+def _died(record: Record, norms: Column, memory: Memory) -> Iterator[Finding]:
+    """Find matrices that had a gradient earlier in the run and have none at all any more."""
+    c, names = record.params.columns, record.params.names
+    alive = np.isfinite(norms) & (norms > 0)
+    before = np.zeros(len(names), dtype=bool)
+    if memory.get("names") == fingerprint(names):
+        before[memory["alive"]] = True
+    memory["names"] = fingerprint(names)
+    memory["alive"] = np.flatnonzero(alive | before).tolist()
+    zero = (norms == 0) & (c["grad_zero_fraction"] == 1) & (c["ndim"] >= 2)
+    for row in np.flatnonzero(zero & before & (c["requires_grad"] > 0)):
+        if alive.any():
             yield Finding(
-                key=f"exploding {layer}",
-                group="exploding",
-                message=f"the gradient of {layer} has norm {norm:.4g}, above "
-                f"{limits['exploding']:g}: it explodes there",
-                layers=(layer,),
-                advice=(lower_lr(record), tighten_clipping(record), *_ADVICE_HIGH[2:]),
-                measured=norm,
-                threshold=limits["exploding"],
-            )
-        elif norm < limits["dead"]:
-            yield Finding(
-                key=f"dead {layer}",
+                key=f"dead {names[row]}",
                 group="dead",
-                message=f"the gradient of {layer} has norm {norm:.1e}, below {limits['dead']:g}: "
-                "no gradient reaches this layer",
-                layers=(layer,),
-                measured=norm,
-                threshold=limits["dead"],
+                message=f"the gradient of {names[row]} is exactly zero, and was not before: no "
+                "gradient reaches it",
+                params=(names[row],),
+                measured=0.0,
+                threshold=0.0,
             )
-    alive = {layer: norm for layer, norm in norms.items() if norm >= limits["dead"]}
-    if len(alive) < 2:
-        return
-    first, last = next(iter(alive)), next(reversed(alive))
-    # In healthy language models the first layer, which normalizes the embedding, has about ten
-    # times the gradient of the others, so it is compared only in a stack of two layers.
-    rest = [*alive][1:] if len(alive) > 2 else [*alive]
-    low, high = min(rest, key=lambda at: alive[at]), max(rest, key=lambda at: alive[at])
-    share, spread = alive[first] / alive[last], (alive[high] / alive[low]) ** 2
-    if share < limits["vanishing"]:
+
+
+def _dead(record: Record, rows: Rows, norms: Column, limits: Limits) -> Iterator[Finding]:
+    """Find matrices that get no gradient although others of their role do.
+
+    Momentum or weight decay still changes such a matrix, so `frozen` does not find it.
+    """
+    largest = norms[rows].max()
+    for row in rows[norms[rows] <= limits["dead"] * largest]:
+        name = record.params.names[int(row)]
+        share = norms[row] / largest
         yield Finding(
-            key=f"vanishing {stack.layers[0]}",
+            key=f"dead {name}",
+            group="dead",
+            message=f"the gradient of {name} is {share:.0e} of that of the same matrix in other "
+            "layers: no gradient reaches it",
+            params=(name,),
+            measured=float(share),
+            threshold=limits["dead"],
+        )
+
+
+def _vanishing(
+    record: Record, role: str, rows: Rows, norms: Column, limits: Limits
+) -> Iterator[Finding]:
+    first, last = int(rows[0]), int(rows[-1])
+    share = float(norms[first] / norms[last])
+    # From layer to layer: a gradient that vanishes does so steadily, one small layer does not.
+    steady = float(np.mean(np.diff(np.log(norms[rows])) > 0))
+    if share < limits["vanishing"] and steady >= limits["steady"]:
+        layers = tuple(layer_of(record.params.names[i]) for i in (first, last))
+        yield Finding(
+            key=f"vanishing {role.partition('*')[0]}",
             group="vanishing",
-            message=f"the gradient vanishes in the backward pass: {first} has norm "
-            f"{alive[first]:.2e}, {share:.2%} of the {alive[last]:.2e} of {last} (limit "
-            f"{limits['vanishing']:.0%})",
-            layers=(first, last),
+            message=f"the gradient vanishes in the backward pass: {record.params.names[first]} has "
+            f"norm {norms[first]:.2e}, {share:.2%} of the {norms[last]:.2e} of "
+            f"{record.params.names[last]} (limit {limits['vanishing']:.0%})",
+            layers=layers,
             measured=share,
             threshold=limits["vanishing"],
         )
-    elif spread > limits["spread"]:
-        yield Finding(
-            key=f"spread {stack.layers[0]}",
-            group="spread",
-            message=f"the gradient variance differs {spread:.0f}x between layers: {high} has norm "
-            f"{alive[high]:.2e}, {low} {alive[low]:.2e} (limit {limits['spread']:g}x)",
-            layers=(high, low),
-            measured=spread,
-            threshold=limits["spread"],
-        )
 
 
-def _dead_parts(
-    record: Record, stack: Stack, norms: dict[str, float], limits: Limits
-) -> Iterator[Finding]:
-    """Find matrices with a zero gradient in a layer that otherwise has one.
-
-    The same matrix must have a gradient in another layer. Momentum or weight decay still changes
-    such a matrix, so the `frozen` rule does not find it.
-    """
-    columns, names = record.params.columns, record.params.names
-    for rows in stack.roles.values():
-        norm, learns = columns["grad_norm"][rows], columns["requires_grad"][rows] > 0
-        still = (norm == 0) & learns & (columns["ndim"][rows] >= 2)
-        if still.all():
-            continue
-        for row in rows[still]:
-            name = names[int(row)]
-            if norms.get(layer_of(name), 0.0) < limits["dead"]:
-                continue  # the whole layer is reported
-            yield Finding(
-                key=f"dead {name}",
-                group="dead",
-                message=f"the gradient of {name} is exactly zero, but not in the rest of its layer",
-                params=(name,),
-                measured=0.0,
-                threshold=limits["dead"],
-            )
+def _exploding(record: Record, name: str, norm: float, limits: Limits) -> Finding:
+    return Finding(
+        key=f"exploding {name}",
+        group="exploding",
+        message=f"the gradient of {name} has norm {norm:.4g}, above {limits['exploding']:g}: it "
+        "explodes there",
+        params=(name,),
+        advice=(lower_lr(record), tighten_clipping(record), *_ADVICE_HIGH[2:]),
+        measured=norm,
+        threshold=limits["exploding"],
+    )
 
 
 def _combine_layer_messages(findings: Sequence[Finding]) -> str:
@@ -216,6 +262,10 @@ def _combine_layer_messages(findings: Sequence[Finding]) -> str:
     return findings[0].message + (f"; also {others}" if others else "")
 
 
+_ADVICE_SENSITIVE = (
+    "check the scale at which this matrix starts, and the normalization before it",
+    "check that gradients are cleared in every step and that the norm is clipped",
+)
 _ADVICE_HIGH = (
     "halve the learning rate",
     "clip gradients, or tighten the clip",
@@ -225,18 +275,24 @@ _ADVICE_HIGH = (
 RULES = (
     Rule(
         name="grad_norm_high",
-        summary="gradient norm (before clipping, where reported) > warning, > critical",
+        summary="gradient norm (before clipping, where reported) > ratio times its median over the "
+        "last 32 observations; once, while the loss does not rise, an info",
         check=check_high,
         severity="warning",
         needs=NORMS,
         thresholds={
-            "warning": Threshold(100, "norm above which it is a warning"),
-            "critical": Threshold(1000, "norm above which it is critical"),
+            "ratio": Threshold(30, "times its median: warning"),
+            "critical_ratio": Threshold(1000, "times its median: critical"),
+            "sensitive": Threshold(20, "gradient norm x weight norm of a matrix over the loss"),
+            "confirmed": Threshold(2, "observations in a row with such a product"),
+            "warning": Threshold(inf, "norm above which it is a warning; 100 in `absolute`"),
+            "critical": Threshold(inf, "norm above which it is critical; 1000 in `absolute`"),
         },
         advice=_ADVICE_HIGH,
     ),
     Rule(
         name="grad_norm_low",
+        enabled=False,
         summary="gradient norm < norm for `patience` observations",
         check=check_low,
         severity="warning",
@@ -259,7 +315,8 @@ RULES = (
         needs=NORMS,
         thresholds={
             "factor": Threshold(0.1, "share of its baseline"),
-            "below": Threshold(0.3, "a larger norm is healthy whatever the baseline"),
+            "below": Threshold(inf, "a larger norm is healthy; 0.3 in `absolute`"),
+            "progress": Threshold(0.1, "relative fall of the loss that explains it"),
             "baseline": Threshold(10, "observations whose median is the baseline"),
             "after_step": Threshold(100, "earlier steps are ignored: their norm is always higher"),
         },
@@ -271,18 +328,19 @@ RULES = (
     ),
     Rule(
         name="grad_imbalance",
-        summary="layers of a stack: ratio of gradient variances > spread, first < vanishing of "
-        "last, norm > exploding, norm < dead",
+        summary="the same matrix in the layers of a stack: gradient of the first < vanishing of "
+        "the last, one < dead of the largest, or one that became zero",
         check=check_imbalance,
         combine_messages=_combine_layer_messages,
         severity="warning",
         patience=3,
         needs=("monitor/grad_norm",),
         thresholds={
-            "spread": Threshold(100, "largest healthy ratio of squared norms of two layers"),
             "vanishing": Threshold(0.01, "smallest healthy norm of the first layer over the last"),
-            "exploding": Threshold(100, "largest healthy norm of a layer"),
-            "dead": Threshold(1e-7, "norm below which no gradient reaches a layer"),
+            "steady": Threshold(0.7, "share of layers from which to the next the norm rises"),
+            "min_layers": Threshold(4, "layers of one role and size that are compared"),
+            "dead": Threshold(1e-6, "of the largest norm of the same role: no gradient reaches it"),
+            "exploding": Threshold(inf, "largest healthy norm; 100 in `absolute`"),
         },
         advice=(
             "check the initialization and the normalization of the named layers",

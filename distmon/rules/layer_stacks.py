@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,8 @@ from distmon.rules.base import layer_of
 
 Rows = NDArray[np.int64]
 """Indices into the parameter table."""
+_SAME_SIZE: Final = 1.25
+"""Sizes are estimated from norms; equal ones differ by less than this factor."""
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,22 @@ def sizes(table: ParamTable) -> NDArray[np.float64]:
     c = table.columns
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(c["weight_norm"] ** 2 / (c["weight_std"] ** 2 + c["weight_mean"] ** 2))
+
+
+def roles_of_one_size(table: ParamTable, min_ndim: float) -> Iterator[tuple[str, Rows]]:
+    """Yield the parameters of one role and one size, in order of depth."""
+    size = sizes(table)
+    for stack in stacks(table.names):
+        for role, rows in stack.roles.items():
+            large = rows[table.columns["ndim"][rows] >= min_ndim]
+            for i, same_size in enumerate(_by_size(large, size)):
+                if len(same_size) > 1:
+                    yield f"{role} {i}" if i else role, same_size
+
+
+def _by_size(rows: Rows, size: NDArray[np.float64]) -> list[Rows]:
+    """Split rows by size: layers of an nn.Sequential may have equal names but other shapes."""
+    known = rows[np.isfinite(size[rows]) & (size[rows] > 0)]
+    order = np.argsort(size[known], kind="stable")
+    larger = np.diff(np.log(size[known][order])) > math.log(_SAME_SIZE)
+    return [known[np.sort(part)] for part in np.split(order, np.flatnonzero(larger) + 1)]

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from math import fsum
 
 from distmon.record.record import Record
@@ -26,15 +27,19 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     window: deque[float] = deque(memory.get("window", []), maxlen=size)
     ema: float | None = memory.get("ema")
     worst: Finding | None = None
+    start, best = record.history.start, record.history.best
+    progress = start - best if start is not None and best is not None else 0.0
     total, squares = fsum(window), fsum(x * x for x in window)
     for step, loss in record.losses.items():
         if not math.isfinite(loss):
             continue
-        finding = _by_factor(step, loss, ema, limits)
-        if finding is None and len(window) >= limits["armed_after"]:
-            mean = total / len(window)
-            std = math.sqrt(max(0.0, squares / len(window) - mean * mean))
-            finding = _by_sigmas(step, loss, mean, std, limits)
+        finding = None
+        if _is_unusual(loss, [*window][-int(limits["recent"]) :], ema, progress, limits):
+            finding = _by_factor(step, loss, ema, limits)
+            if finding is None and len(window) >= limits["armed_after"]:
+                mean = total / len(window)
+                std = math.sqrt(max(0.0, squares / len(window) - mean * mean))
+                finding = _by_sigmas(step, loss, mean, std, limits)
         if finding and (worst is None or _urgency(finding) > _urgency(worst)):
             worst = finding
         if len(window) == size:
@@ -44,8 +49,32 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         average = record.loss_ema.get(step, math.nan)
         ema = average if math.isfinite(average) else ema
     memory["ema"], memory["window"] = ema, [*window]
+    if worst and record.history.need_not_fall(record):
+        worst = replace(worst, severity="info")
     if worst:
         yield replace(worst, advice=(ADVICE[0], advice.tighten_clipping(record), *ADVICE[2:]))
+
+
+def _is_unusual(
+    loss: float, recent: list[float], ema: float | None, progress: float, limits: Limits
+) -> bool:
+    """Return whether a loss is above what was seen lately, by a part of the run's progress.
+
+    Where hard batches are usual, another one is no news; and a converged loss, near zero, is
+    multiplied by small changes.
+    """
+    if len(recent) < limits["after"] or ema is None:
+        return False
+    mean = fsum(recent) / len(recent)
+    rise, usual = loss - mean, max(recent) - mean
+    if rise <= limits["above"] * usual or rise < limits["progress"] * progress:
+        return False
+    if min(recent) <= 0:
+        return True
+    # Losses that differ by a factor from batch to batch are compared as factors.
+    logs = sorted(abs(math.log(b / a)) for a, b in pairwise(recent))
+    noise = logs[len(logs) // 2] / (0.6745 * math.sqrt(2))
+    return math.log(loss / mean) > limits["log_sigmas"] * noise
 
 
 def _urgency(finding: Finding) -> tuple[bool, float]:
@@ -93,6 +122,11 @@ RULES = (
             "sigmas": Threshold(6, "standard deviations above the recent mean"),
             "window": Threshold(128, "steps of the recent mean"),
             "armed_after": Threshold(64, "steps before the statistical test starts"),
+            "recent": Threshold(64, "steps whose largest loss is usual"),
+            "above": Threshold(2, "times the largest rise over the mean of these steps"),
+            "log_sigmas": Threshold(4, "standard deviations of the logarithm above the mean"),
+            "after": Threshold(5, "steps before any test starts"),
+            "progress": Threshold(0.1, "minimum rise as a share of the progress since the start"),
             "min_rise": Threshold(0.1, "minimum relative rise for the statistical test"),
         },
         advice=ADVICE,

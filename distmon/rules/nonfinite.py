@@ -73,9 +73,21 @@ def _located(found: NonFinite) -> str:
     if found.param_count > 1:
         others = dict.fromkeys(place.param for place in found.places)
         others.pop(first.param)
-        message += f"; it is the first in layer order of {found.param_count}, then "
-        message += name_some([*others], 3)
+        message += f"; {found.param_count - 1} others hold some too, such as "
+        message += f"{name_some([*others], 3)}. {_origin(found)}"
     return message
+
+
+def _origin(found: NonFinite) -> str:
+    """Return what is known of where it began, when several parameters hold one."""
+    if any(place.weight_nan or place.weight_inf for place in found.places):
+        return (
+            "It was found after a step, when it had spread: where it began is not known. "
+            "Call monitor.check(grad_norm=...) before clipping to find it next time"
+        )
+    # The backward pass goes from the last layer to the first, and takes a NaN along.
+    last = found.places[-1].param
+    return f"Of those listed, {last} is the last in layer order: it began there or behind it"
 
 
 def _content(place: NonFinitePlace) -> str:

@@ -60,7 +60,12 @@ def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
     ratio, limit = c["update_ratio"], limits["ratio"]
     with np.errstate(invalid="ignore"):
         near = (ratio < (1 + MARGIN) * limit) & (ratio > 0)
-        near &= ~record.params.frozen() & (c["requires_grad"] > 0) & ~(c["lr"] < limits["min_lr"])
+        near &= (
+            (c["ndim"] >= limits["min_ndim"])
+            & ~record.params.frozen()
+            & (c["requires_grad"] > 0)
+            & ~(c["lr"] < limits["min_lr"])
+        )
     rows = np.flatnonzero(near)
     for i in rows[np.argsort(ratio[rows], kind="stable")]:
         name = record.params.names[i]
@@ -138,7 +143,7 @@ RULES = (
         patience=2,
         needs=("params",),
         thresholds={
-            "ratio": Threshold(0.1, "largest healthy update ratio"),
+            "ratio": Threshold(0.2, "largest healthy update ratio"),
             "after_step": Threshold(100, "until then, only the median: weights may start at zero"),
             "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },
@@ -159,11 +164,13 @@ RULES = (
         thresholds={
             "ratio": Threshold(1e-7, "smallest healthy update ratio"),
             "min_lr": Threshold(1e-7, "a smaller learning rate explains a small ratio"),
+            "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },
         advice=_ADVICE_LOW,
     ),
     Rule(
         name="update_ratio_phase",
+        enabled=False,
         summary="median update ratio outside 1e-3..1e-2 before step 1k, 1e-4..1e-3 before 10k, "
         "1e-5..1e-4 after; not during warmup or after the lr has decayed",
         check=check_phase,

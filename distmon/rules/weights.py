@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from distmon.record.record import ParamTable, Record
+from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, tighten_clipping
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
-from distmon.rules.layer_stacks import Rows, fingerprint, sizes, stacks
-
-_SAME_SIZE = 1.25
-"""Sizes are estimated from norms; equal ones differ by less than this factor."""
+from distmon.rules.layer_stacks import fingerprint, roles_of_one_size, sizes
 
 
 def check_spike(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -30,6 +26,7 @@ def check_spike(record: Record, limits: Limits, memory: Memory) -> Iterable[Find
         # A weight that was near zero may grow by any factor until it has an ordinary size.
         jumped = (growth > limits["factor"]) & (rms > limits["factor"] * limits["floor"])
         # Only a weight that was updated before can spike: others may just have been unfrozen.
+        jumped &= c["ndim"] >= limits["min_ndim"]
         learning = np.isfinite(norms) & (norms > 0) & (c["update_ratio"] > 0)
     unmeasured = np.isnan(c["update_ratio"])
     memory["names"] = fingerprint(table.names)
@@ -59,7 +56,7 @@ def check_divergence(
 ) -> Iterable[Finding]:
     """Compare the norms of the same parameter in different layers."""
     norms = record.params.columns["weight_norm"]
-    for role, rows in _roles(record.params, limits["min_ndim"]):
+    for role, rows in roles_of_one_size(record.params, limits["min_ndim"]):
         known = rows[np.isfinite(norms[rows]) & (norms[rows] > 0)]
         if len(known) < 2:
             continue
@@ -88,10 +85,11 @@ def check_init(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     if record.step > limits["first_until" if first else "until_step"]:
         return
     std = record.params.columns["weight_std"]
-    for role, rows in _roles(record.params, limits["min_ndim"]):
+    numel = sizes(record.params)
+    for role, rows in roles_of_one_size(record.params, limits["min_ndim"]):
         known = rows[np.isfinite(std[rows]) & (std[rows] > 0)]
-        if len(known) < 2:
-            continue
+        if len(known) < 2 or numel[known].min() < limits["min_size"]:
+            continue  # the variance of few elements is noise
         variance = std[known] ** 2
         low, high = int(np.argmin(variance)), int(np.argmax(variance))
         ratio = float(variance[high] / variance[low])
@@ -107,25 +105,6 @@ def check_init(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
                 measured=ratio,
                 threshold=limits["ratio"],
             )
-
-
-def _roles(table: ParamTable, min_ndim: float) -> Iterator[tuple[str, Rows]]:
-    """Yield the parameters of one role and one size, in order of depth."""
-    size = sizes(table)
-    for stack in stacks(table.names):
-        for role, rows in stack.roles.items():
-            large = rows[table.columns["ndim"][rows] >= min_ndim]
-            for i, same_size in enumerate(_by_size(large, size)):
-                if len(same_size) > 1:
-                    yield f"{role} {i}" if i else role, same_size
-
-
-def _by_size(rows: Rows, size: NDArray[np.float64]) -> list[Rows]:
-    """Split rows by size: layers of an nn.Sequential may have equal names but other shapes."""
-    known = rows[np.isfinite(size[rows]) & (size[rows] > 0)]
-    order = np.argsort(size[known], kind="stable")
-    larger = np.diff(np.log(size[known][order])) > math.log(_SAME_SIZE)
-    return [known[np.sort(part)] for part in np.split(order, np.flatnonzero(larger) + 1)]
 
 
 def _combine_messages(findings: Sequence[Finding]) -> str:
@@ -149,6 +128,7 @@ RULES = (
         needs=("params",),
         thresholds={
             "factor": Threshold(10, "times its norm at the last observation"),
+            "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
             "floor": Threshold(1e-3, "root mean square below which a weight counts as this large"),
         },
         advice=_ADVICE_SPIKE,
@@ -181,6 +161,7 @@ RULES = (
         thresholds={
             "ratio": Threshold(10, "times the smallest variance of the same role"),
             "until_step": Threshold(10, "last step that is evaluated"),
+            "min_size": Threshold(128, "elements: the variance of fewer is noise"),
             "first_until": Threshold(200, "last step at which the first observation is evaluated"),
             "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },

@@ -16,13 +16,15 @@ from torch import nn
 from distmon import native
 from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.gradient_gain import BackwardNorms, Blocks
-from distmon.collect.ownership import Ownership
+from distmon.collect.ownership import Ownership, adaptive
+from distmon.collect.signals import StepSignals
 from distmon.collect.telemetry.hardware import HardwareSampler, opener_for
 from distmon.collect.telemetry.mfu_setup import set_up_mfu
 from distmon.collect.telemetry.rank_telemetry import FROM_DEVICE, RankTelemetry
 from distmon.config import MonitorConfig
 from distmon.errors import RunFolderError
 from distmon.layout import Shard
+from distmon.layout.shard import Everything
 from distmon.record.builder import RecordBuilder
 from distmon.reduce.process_group import Ranks
 from distmon.rules import RuleEngine
@@ -90,7 +92,8 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
         shards, ownership, ranks, settings, blueprint.reading, _gain(blueprint, source.device)
     )
     device = observer.plan.device
-    telemetry = RankTelemetry(device, _hardware(device, settings))
+    signals = _signals(source, observer, ownership, shards, settings)
+    telemetry = RankTelemetry(device, _hardware(device, settings), signals=signals)
     undo.callback(telemetry.close)
     set_up_mfu(telemetry.utilization, settings.mfu, source.models, shards[0], ranks.rank == 0)
     builder = RecordBuilder(
@@ -133,6 +136,31 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
         cost=cost,
         actions=actions,
         faults=faults,
+    )
+
+
+def _signals(
+    source: Source,
+    observer: Observer,
+    ownership: Ownership,
+    shards: Sequence[Shard],
+    settings: MonitorConfig,
+) -> StepSignals:
+    rows = {id(p): i for i, shard in enumerate(shards) for p in shard.parameters}
+    groups = [
+        [p for group in optimizer.param_groups for p in group["params"] if id(p) in rows]
+        for optimizer in ownership.optimizers
+    ]
+    return StepSignals(
+        source.models,
+        groups,
+        rows,
+        [i for i, shard in enumerate(shards) if len(shard.global_shape) > 1],
+        lambda: (observer.plan, observer.row_sums),
+        observer.plan.device,
+        hashes=settings.batch_hash,
+        adaptive=adaptive(ownership.optimizers),
+        holds_all=all(isinstance(shard.region, Everything) for shard in shards),
     )
 
 

@@ -144,6 +144,11 @@ class Observer:
         """The optimizers that train the observed parameters."""
         return self._ownership.optimizers
 
+    @property
+    def row_sums(self) -> torch.Tensor | None:
+        """The sums of the rows that `measure` has filled; None before it has."""
+        return None if self._buffers is None else self._buffers.rows.sums
+
     def snapshot(self) -> None:
         """Keep the sampled weights. Call it just before an optimizer step."""
         self._follow_replacements()

@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 
 import pytest
-from sample_records import alerts_of, make_engine, make_record
+from sample_records import alerts_of as all_alerts_of
+from sample_records import make_engine, make_record
+
+from distmon.record.record import Record
+from distmon.rules import RuleEngine
+from distmon.rules.alert import Alert
 
 STILL = {"update_expected": 1.0, "update_ratio": 0.0, "update_norm": 0.0}
+
+
+def alerts_of(engine: RuleEngine, record: Record) -> list[Alert]:
+    """The alerts of the rule `frozen`."""
+    return [alert for alert in all_alerts_of(engine, record) if alert.rule == "frozen"]
 
 
 def test_fires_at_the_third_observation_and_then_rests() -> None:
@@ -72,3 +82,33 @@ def test_one_alert_per_reason_names_all_parameters() -> None:
     assert "and 3 more" in first.message
     assert len(first.params) == 8
     assert second.params == ("head.w",)
+
+
+def test_a_gap_that_is_usual_in_the_run_is_no_fault() -> None:
+    """Experts without tokens and blocks that are skipped get no gradient now and then."""
+    engine = make_engine()
+    rests = {**STILL, "has_grad": 0.0}
+    pattern = [{}, rests, {}, {}] * 3  # gaps of one observation that end
+    fired = [alerts_of(engine, make_record(i, {"w": m})) for i, m in enumerate(pattern)]
+    assert not any(fired)
+    fired = [i for i in range(10) if alerts_of(engine, make_record(20 + i, {"w": rests}))]
+    assert fired == [5]  # three times the longest gap, and then the patience of three
+
+
+def test_a_bias_before_batchnorm_is_not_called_frozen() -> None:
+    """Its gradient is zero but for rounding."""
+    engine = make_engine(frozen={"patience": 1})
+    bias = {**STILL, "ndim": 1.0, "grad_norm": 1e-9}
+    assert alerts_of(engine, make_record(5, {"w": {}, "b": bias, "v": {}})) == []
+    assert alerts_of(engine, make_record(6, {"w": {}, "b": {**bias, "grad_norm": 0.1}})) != []
+
+
+def test_vectors_that_bf16_cannot_move_share_one_info() -> None:
+    engine = make_engine()
+    lost = {**STILL, "ndim": 1.0, "update_lost_fraction": 1.0, "update_lost_bound": 0.1}
+    found = []
+    for i in range(6):
+        table = {"w": {}, "norm1": lost if i % 2 else {}, "norm2": {} if i % 2 else lost}
+        found += alerts_of(engine, make_record(i, table))
+    (alert,) = found
+    assert (alert.severity, alert.step) == ("info", 2)

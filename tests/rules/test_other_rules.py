@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 from sample_records import alerts_of, make_engine, make_record
 
@@ -30,7 +31,12 @@ def test_nonfinite_names_parameter_rank_and_step() -> None:
     assert (alert.params, alert.ranks) == (("a.1.w", "a.2.w"), (3,))
     assert "step 97" in alert.message
     assert "on rank 3, a.1.w holds 2 NaN in its gradient" in alert.message
-    assert "first in layer order of 2, then a.2.w" in alert.message
+    assert "1 others hold some too, such as a.2.w" in alert.message
+    assert "where it began is not known" in alert.message  # a weight holds one: it has spread
+    gradients = tuple(replace(place, weight_nan=0) for place in places)
+    record = make_record(100, nonfinite=NonFinite(97, "gradient norm", gradients, 2))
+    (alert,) = alerts_of(make_engine(), record)
+    assert "a.2.w is the last in layer order: it began there or behind it" in alert.message
 
 
 def test_nonfinite_loss_alone_is_critical() -> None:

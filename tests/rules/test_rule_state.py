@@ -38,15 +38,21 @@ FAMILIES = (
     *(convergence, evaluations, frozen, gain, gradients, loss, nonfinite, replicas, skipped_steps),
     *(tasks, updates, weights),
 )
+"""Rules that invented records can make fire; `test_second_corpus` cuts recorded runs."""
 
 # Short windows, so that every rule can fire within a few records.
 QUICK: dict[str, dict[str, Any]] = {
-    **{rule.name: {"cooldown": 1, "patience": 2} for rule in BUILTIN},
+    **{rule.name: {"cooldown": 1, "patience": 2, "enabled": True} for rule in BUILTIN},
+    "gain_absolute": {"limit": 1.3, "min_blocks": 2, "patience": 2},
+    "grad_imbalance": {"min_layers": 2, "patience": 2},
+    "grad_norm_low": {"enabled": True, "patience": 2},
+    "loss_divergence": {"lost": 0.1, "patience": 1},
+    "weight_collapse": {"patience": 1},
     "loss_spike": {"armed_after": 4, "window": 8, "cooldown": 1},
     "grad_norm_decay": {"patience": 2, "baseline": 2, "after_step": 0, "cooldown": 1},
-    "gain_drift": {"window": 2, "confirmed": 2},
+    "gain_drift": {"window": 2, "confirmed": 2, "min_blocks": 2, "alone": 0.05},
     "update_ratio_high": {"after_step": 0, "patience": 2},
-    "update_ratio_phase": {"after_step": 0, "patience": 2},
+    "update_ratio_phase": {"after_step": 0, "patience": 2, "enabled": True},
     "loss_plateau": {"window": 20, "share": 0, "patience": 1},
     "no_improvement": {"steps": 20},
     "steps_skipped": {"min_steps": 2},
@@ -175,7 +181,7 @@ def test_every_rule_fires_and_goes_on_from_its_state() -> None:
                     "monitor/update_ratio_median": 0.5,
                     "train/skipped_steps": 9.0,
                 },
-                "losses": [3.0, 3.0, 3.0, 90.0 if i % 6 == 4 else 3.0],
+                "losses": [9.0 if late else 3.0] * 3 + [90.0 if i % 6 == 4 else 3.0],
                 "gains": [_stepped(i, (1.0, 1.05, 1.12, 1.2, 1.29, 1.5))] * 3,
                 # Nothing moved, both fall slowly, and then they part for good.
                 "evaluations": [[(3.0, 3.2), (3.0, 3.19), (2.8, 3.0), (1.0, 4.0)][min(3, i // 5)]]

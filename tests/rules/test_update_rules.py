@@ -11,7 +11,7 @@ from distmon.rules.alert import Alert
 
 
 def _median(ratios: Sequence[float], first: int, lrs: Sequence[float] = (1e-3,)) -> list[Alert]:
-    engine = make_engine()
+    engine = make_engine(preset="absolute")
     found = []
     for i, ratio in enumerate(ratios):
         lr = lrs[min(i, len(lrs) - 1)]
@@ -52,7 +52,8 @@ def test_the_median_against_its_phase(first: int, ratio: float, words: str | Non
     ],
 )
 def test_a_learning_rate_that_explains_the_ratio(lrs: list[float]) -> None:
-    assert _median([1e-5] * 40, 300, lrs) == []
+    found = _median([1e-5] * 40, 300, lrs)
+    assert [alert for alert in found if alert.rule != "lr_zero"] == []
     assert len(_median([1e-5] * 40, 300)) == 1
 
 
@@ -61,7 +62,7 @@ def test_the_first_steps_use_the_median() -> None:
     table = {"zero.w": {"update_ratio": 0.9}}
     alerts = [
         alert
-        for i, median in enumerate([0.05, 0.2, 0.3, 0.3, 0.05], start=1)
+        for i, median in enumerate([0.05, 0.25, 0.3, 0.3, 0.05], start=1)
         for alert in alerts_of(
             engine, make_record(i, table, metrics={"monitor/update_ratio_median": median})
         )
@@ -73,7 +74,7 @@ def test_the_first_steps_use_the_median() -> None:
 def test_advice_names_group_learning_rate_and_clip() -> None:
     engine = make_engine(update_ratio_high={"patience": 1}, grad_norm_high={"enabled": False})
     metrics = {"train/lr": 1e-3, "monitor/grad_norm": 2.0, "train/unclipped_grad_norm": 9.0}
-    table = {"blocks.0.w": {"update_ratio": 0.3, "lr": 4e-4}, "blocks.1.w": {"update_ratio": 0.095}}
+    table = {"blocks.0.w": {"update_ratio": 0.3, "lr": 4e-4}, "blocks.1.w": {"update_ratio": 0.19}}
     (alert,) = alerts_of(engine, make_record(500, table, metrics=metrics))
     assert alert.advice == (
         "halve the learning rate of the group of blocks.0.w from 4e-4 to 2e-4",

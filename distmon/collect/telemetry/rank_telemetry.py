@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
 
 from distmon.collect.losses import Number, host_value
+from distmon.collect.signals import StepSignals
 from distmon.collect.telemetry.hardware import HardwareReading, HardwareSampler
 from distmon.collect.telemetry.memory import read_memory
 from distmon.collect.telemetry.phases import PhaseClock, marks_for
@@ -47,19 +49,27 @@ class RankTelemetry:
         device: torch.device,
         hardware: HardwareSampler | None,
         utilization: Utilization | None = None,
+        signals: StepSignals | None = None,
     ) -> None:
         self.utilization = utilization or Utilization()
         self._device = device
         self._hardware = hardware
         self._no_hardware = dict.fromkeys((*FROM_DEVICE, "throttle_reasons"), math.nan)
+        self.signals = signals
         self.steps = StepClock()
         self.phases = PhaseClock(marks_for(device))
 
     def optimizer_begins(self) -> None:
         """Begin the phase `optimizer`; called before an optimizer steps."""
         self.phases.enter("optimizer")
+        if self.signals is not None:
+            self.signals.optimizer_begins()
         if self.utilization.wanted:
             self.utilization.end_backward()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes are the monitor's own."""
+        return nullcontext() if self.signals is None else self.signals.paused()
 
     def optimizer_ends(self) -> None:
         """End the phase `optimizer`; called after an optimizer has stepped."""
@@ -76,6 +86,8 @@ class RankTelemetry:
         if self.utilization.wanted:
             self.utilization.begin_step()
         self.phases.step_done(coming, next_observation)
+        if self.signals is not None:
+            self.signals.step_begins(coming, next_observation)
 
     def take(self) -> dict[str, Number]:
         """Return the telemetry since the last call; unknown values are missing or NaN."""
@@ -86,11 +98,14 @@ class RankTelemetry:
             **self.utilization.fields(),
             **{name: getattr(memory, name) for name in FROM_ALLOCATOR},
             **(self._no_hardware if self._hardware is None else _numbers(self._hardware.take())),
+            **({} if self.signals is None else self.signals.take()),
         }
 
     def close(self) -> None:
         """End the hardware sampler's thread and the counting of FLOPs."""
         self.utilization.end_backward()
+        if self.signals is not None:
+            self.signals.close()
         if self._hardware is not None:
             self._hardware.close()
 

@@ -1,0 +1,162 @@
+"""The signals of an observed step, as fields of the rank slot."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch import nn
+
+from distmon.collect.signals.backward_passes import BackwardPasses
+from distmon.collect.signals.forward_inputs import ForwardInputs
+from distmon.collect.signals.host_numbers import HostNumbers
+from distmon.collect.signals.weight_jumps import WeightJumps
+from distmon.sampling.plan import SamplePlan
+
+FIELDS: Final = (
+    "stale_grad_norm",
+    "local_grad_norm",
+    "repeated_backward",
+    "batch_hash",
+    "weight_jump",
+    "weight_jump_expected",
+    "weight_jump_row",
+    "forward_passes",
+    "backward_passes",
+    "eval_layers",
+    "mode_layers",
+    "eval_layer_row",
+    "batchnorm_layers",
+    "alternating",
+    "adaptive",
+    "holds_all",
+)
+"""Rank metrics of `take`. On an accelerator the first seven are those of the observation before."""
+_ON_DEVICE: Final = 7
+log = logging.getLogger("distmon")
+Readings = Callable[[], tuple[SamplePlan, torch.Tensor | None]]
+"""Returns the plan, whose snapshot holds the sampled weights, and the rows of this observation."""
+
+
+class StepSignals:
+    """Armed for observed steps; in the others each hook costs one check."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Sequence[torch.Tensor]],
+        names_of_parameters: Mapping[int, int],
+        matrices: list[int],
+        readings: Readings,
+        device: torch.device,
+        hashes: bool = True,
+        adaptive: float = math.nan,
+        holds_all: bool = False,
+    ) -> None:
+        """`optimizers`: the parameters of each; `names_of_parameters`: row by id of parameter.
+
+        `adaptive` and `holds_all` are sent as they are.
+        """
+        self._constants = {"adaptive": adaptive, "holds_all": float(holds_all)}
+        self._backward = BackwardPasses(optimizers, device)
+        self._forward = ForwardInputs(models, device, hashes)
+        self._jumps = WeightJumps(readings()[0], matrices, device)
+        self._readings = readings
+        self._rows = names_of_parameters
+        self._several = len(optimizers) > 1
+        self._host = HostNumbers()
+        self._forwards_at_step: list[int] = []
+        self._armed_step = 0
+        self._failed = False
+
+    @property
+    def forward_hook(self) -> Callable[..., None]:
+        """The hook to run before the forward of each model, with keyword arguments."""
+        return self._forward.hook
+
+    def step_begins(self, coming: int, next_observation: int) -> None:
+        """Arm the hooks when the coming step is observed, else remove them."""
+        if coming == next_observation and not self._failed:
+            self._armed_step, self._forwards_at_step = coming, []
+            try:
+                self._backward.arm()
+                self._forward.arm()
+            except Exception as error:
+                self._give_up(error)
+        elif self._armed_step:
+            self.close()
+
+    def optimizer_begins(self) -> None:
+        """Note that an optimizer steps."""
+        if self._armed_step and self._several:
+            self._forwards_at_step.append(self._forward.count)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ignore the backward passes that the monitor runs itself."""
+        with self._backward.paused():
+            yield
+
+    def take(self) -> dict[str, float]:
+        """Return the fields of this observation; NaN for what is not known. Never raises."""
+        fields = dict.fromkeys(FIELDS, math.nan)
+        step = self._armed_step
+        self.close()
+        fault = self._backward.fault or self._forward.fault
+        try:
+            if fault is not None:
+                raise fault
+            return fields | self._fields(step) if step else fields
+        except Exception as error:
+            self._give_up(error)
+            return fields
+
+    def _give_up(self, error: Exception) -> None:
+        self._failed = True
+        self.close()
+        log.warning("distmon: step signals failed (%r); continuing without them", error)
+
+    def _fields(self, step: int) -> dict[str, float]:
+        fields: dict[str, float] = {}
+        passes, forwards = self._backward, self._forward
+        jump = self._jumps.compare(step, *self._readings())
+        unknown = torch.full((3,), math.nan, dtype=torch.float64, device=passes.numbers().device)
+        numbers = self._host.exchange(
+            torch.cat([passes.numbers(), forwards.hash()[None], unknown if jump is None else jump])
+        )
+        if numbers is not None:
+            fields |= dict(zip(FIELDS[:_ON_DEVICE], numbers, strict=True))
+        seen = bool(passes.known and passes.count)
+        for name in ("stale_grad_norm", "local_grad_norm"):
+            fields[name] = math.sqrt(fields.get(name, math.nan)) if seen else math.nan
+        if seen:
+            fields["backward_passes"] = float(passes.count)
+        else:
+            fields["repeated_backward"] = math.nan
+        if forwards.count:
+            fields["forward_passes"] = float(forwards.count)
+            fields["mode_layers"] = float(forwards.layers)
+            fields["eval_layers"] = float(len(forwards.in_eval))
+            fields["batchnorm_layers"] = float(forwards.batchnorm_layers)
+            fields["eval_layer_row"] = float(self._first_row(forwards.in_eval))
+        fields |= self._constants
+        fields["alternating"] = float(len(set(self._forwards_at_step)) > 1)
+        return fields
+
+    def close(self) -> None:
+        """Remove the hooks of the parameters."""
+        self._armed_step = 0
+        self._backward.disarm()
+        self._forward.disarm()
+
+    def _first_row(self, layers: Sequence[nn.Module]) -> int:
+        """Return the row of the first weight in these layers; -1 when they have none."""
+        for layer in layers:
+            for parameter in layer.parameters(recurse=False):
+                if id(parameter) in self._rows:
+                    return self._rows[id(parameter)]
+        return -1

@@ -1,0 +1,149 @@
+"""Data: batches that repeat, ranks that read the same, a rank whose data is unlike the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from distmon.record.record import Column, Record
+from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
+
+_KEPT = 32
+"""Observations that a rank's usual loss and gradient are the median of."""
+
+
+def check_repeats(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """Find a data loader that began to return the same batch again and again.
+
+    A run that trains on one full batch has the same hash from the start, and is left alone.
+    """
+    hashes = record.ranks.get("batch_hash")
+    if hashes is None:
+        return
+    last, at, interval = memory.get("last"), memory.get("step", 0), memory.get("interval")
+    now = [float(h) if np.isfinite(h) else -1.0 for h in hashes]
+    memory["last"], memory["step"] = now, record.step
+    memory["interval"] = record.step - at
+    if interval != record.step - at:
+        memory["varied"] = False  # with another interval, observations may meet another epoch
+    same = [
+        rank for rank, (a, b) in enumerate(zip(last or [], now, strict=False)) if a == b and b >= 0
+    ]
+    if last is not None and not same:
+        memory["varied"] = True
+    if same and memory.get("varied"):
+        yield Finding(
+            key="repeats",
+            message=f"the batch of step {record.step} is the one of step {at}: the data loader "
+            f"repeats it on rank {', '.join(map(str, same[:4]))}",
+            ranks=tuple(same),
+            measured=float(len(same)),
+        )
+
+
+def check_shared(
+    record: Record,
+    limits: Limits,  # noqa: ARG001
+    memory: Memory,  # noqa: ARG001
+) -> Iterable[Finding]:
+    """Find data-parallel ranks that got the same batch."""
+    hashes, whole = record.ranks.get("batch_hash"), record.ranks.get("holds_all")
+    if hashes is None or whole is None or len(hashes) < 2 or not (whole > 0).all():
+        return  # ranks that hold parts of a parameter may have to read the same data
+    known = hashes[np.isfinite(hashes)]
+    values, counts = np.unique(known, return_counts=True)
+    if counts.size and counts.max() > 1:
+        ranks = np.flatnonzero(hashes == values[counts.argmax()])
+        yield Finding(
+            key="shared",
+            message=f"{len(ranks)} of {len(hashes)} ranks trained on the same batch at step "
+            f"{record.step}: ranks {', '.join(map(str, ranks[:6]))}",
+            ranks=tuple(int(rank) for rank in ranks),
+            measured=float(len(ranks)),
+            threshold=1.0,
+        )
+
+
+def check_outlier(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Find a rank whose loss or gradient left the others', compared with its own past."""
+    for what, words in (("loss", "loss"), ("local_grad_norm", "gradient norm")):
+        now = record.ranks.get(what)
+        if now is None or len(now) < 2 or not np.isfinite(now).all() or (now <= 0).any():
+            continue
+        past = memory.setdefault(what, [])
+        if len(past) >= limits["history"]:
+            usual = np.median(np.array(past), axis=0)
+            growth = now / usual
+            worst = int(np.argmax(growth))
+            others = _rest(growth, worst)
+            factor = float(growth[worst] / others)
+            apart = factor > limits["factor"] and now[worst] > limits["factor"] * _rest(now, worst)
+            # Of a loss near zero a factor is noise: it has to be high for the run, too.
+            if apart and now[worst] > limits["above"] * np.max(past):
+                yield Finding(
+                    key=f"{what} {worst}",
+                    group=f"rank {worst}",
+                    message=f"the {words} of rank {worst} is {now[worst]:.3g}, "
+                    f"{now[worst] / _rest(now, worst):.1f}x that of the other ranks; usually it "
+                    f"is {usual[worst]:.3g}",
+                    ranks=(worst,),
+                    measured=factor,
+                    threshold=limits["factor"],
+                )
+                continue  # the usual values are those from before
+        memory[what] = [*past, now.tolist()][-_KEPT:]
+
+
+def _rest(values: Column, without: int) -> float:
+    return float(np.median(np.delete(values, without)))
+
+
+RULES = (
+    Rule(
+        name="batch_repeats",
+        summary="the hash of a rank's batch is that of the observation before, which it was not "
+        "earlier in the run",
+        check=check_repeats,
+        severity="warning",
+        patience=2,
+        cooldown=30,
+        needs=(),
+        advice=(
+            "check the data loader: an iterator that is created anew in each step, a worker that "
+            "ended, a sampler whose seed is reset",
+            "for data that has to repeat set batch_hash: false",
+        ),
+    ),
+    Rule(
+        name="ranks_share_data",
+        summary="data-parallel ranks have equal hashes of their batches",
+        check=check_shared,
+        severity="warning",
+        patience=2,
+        cooldown=30,
+        advice=(
+            "give each rank its own part of the data: a DistributedSampler with set_epoch, or a "
+            "seed that contains the rank",
+            "for ranks that have to read the same data set batch_hash: false",
+        ),
+    ),
+    Rule(
+        name="rank_outlier",
+        summary="loss or gradient norm of one rank > factor times the others', and it was not so "
+        "before",
+        check=check_outlier,
+        severity="warning",
+        patience=2,
+        cooldown=30,
+        thresholds={
+            "factor": Threshold(3.0, "times the other ranks"),
+            "above": Threshold(1.0, "times the highest value of any rank lately"),
+            "history": Threshold(3, "observations before ranks are compared"),
+        },
+        advice=(
+            "inspect the data that this rank reads: a corrupt file or shard, another preprocessing",
+            "if its data is fine, test the device of this rank",
+        ),
+    ),
+)

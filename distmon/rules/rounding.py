@@ -1,0 +1,61 @@
+"""Updates that are lost because low-precision weights cannot hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from distmon.record.record import Record
+from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
+
+
+def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """Find matrices most of whose elements have a gradient but do not move."""
+    c = record.params.columns
+    with np.errstate(invalid="ignore"):
+        lost = (c["update_lost_fraction"] > limits["fraction"]) & (c["ndim"] >= 2)
+        lost &= (c["requires_grad"] > 0) & ~(c["lr"] == 0) & (c["update_ratio"] > 0)
+        # What rounding can have taken has to matter beside what was applied.
+        lost &= c["update_lost_bound"] > limits["bound"] * c["update_norm"]
+    rows = np.flatnonzero(lost)
+    for i in rows[np.argsort(-c["update_lost_fraction"][rows], kind="stable")]:
+        name = record.params.names[i]
+        yield Finding(
+            key=name,
+            message="",
+            params=(name,),
+            measured=float(c["update_lost_fraction"][i]),
+            threshold=limits["fraction"],
+        )
+
+
+def _combine_messages(findings: Sequence[Finding]) -> str:
+    worst = findings[0]
+    others = f"; also {name_some([f.key for f in findings[1:]])}" if len(findings) > 1 else ""
+    return (
+        f"{worst.measured:.0%} of the elements of {worst.key} have a gradient but did not move "
+        f"(limit {worst.threshold:.0%}): their updates are lost to rounding{others}"
+    )
+
+
+RULES = (
+    Rule(
+        name="update_lost",
+        summary="share of a matrix's updates that is lost to rounding > fraction",
+        check=check,
+        combine_messages=_combine_messages,
+        severity="warning",
+        patience=3,
+        cooldown=30,
+        needs=("params",),
+        thresholds={
+            "fraction": Threshold(0.75, "share of elements with a gradient that did not move"),
+            "bound": Threshold(0.3, "of the update norm that rounding may have taken"),
+        },
+        advice=(
+            "keep fp32 master weights, or use stochastic rounding",
+            "a larger batch with fewer, larger steps loses less than many small steps",
+        ),
+    ),
+)

@@ -1,0 +1,49 @@
+"""The second sign that makes a warning of what alone is an info."""
+
+from __future__ import annotations
+
+import statistics
+from math import isfinite
+from typing import Final
+
+from distmon.record.record import Record
+from distmon.rules.base import metric
+
+NORM_FACTOR: Final = 3.0
+"""Times its median: a gradient norm that rises. Healthy runs of the tuning half stay below 3.0
+except for SGD at the end of a run, where the norm of a converged model is noise."""
+NOISE: Final = 6.0
+"""Standard deviations above its best: a loss that rises."""
+LOST: Final = 0.1
+"""Share of the progress since the start that a rising loss has lost."""
+
+
+def second_sign(record: Record) -> str:
+    """Return what else says that training gets out of hand, in words; empty when nothing does."""
+    history = record.history
+    norm, usual = metric(record, "monitor/grad_norm"), history.norm_median
+    if norm is not None and usual and norm > NORM_FACTOR * usual:
+        return f"the gradient norm rises too: {norm:.3g}, {norm / usual:.1f}x its median"
+    rise = lost_progress(record)
+    if rise is not None and rise > LOST:
+        return f"the loss rises too: it has lost {rise:.0%} of its progress"
+    return ""
+
+
+def lost_progress(record: Record) -> float | None:
+    """Return (now - best) / (start - best) of the loss; None when nothing can be said.
+
+    `now` is the median since the last record. It has to be above the best by more than noise. Of a
+    loss that never fell, the rise is counted in units of its start.
+    """
+    history = record.history
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    start, best = history.start, history.best
+    if not losses or start is None or best is None or history.records < 2:
+        return None
+    now = statistics.median(losses)
+    if now - best <= NOISE * history.noise:
+        return 0.0
+    # The scale of the loss is where it started; a loss that fell by less is as good as flat.
+    progress = max(start - best, 0.05 * abs(start), NOISE * history.noise)
+    return (now - best) / progress if progress > 0 else None

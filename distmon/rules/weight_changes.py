@@ -1,0 +1,149 @@
+"""Weights that were replaced, that collapse, or of which a few rows explode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from distmon.record.record import Record
+from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
+from distmon.rules.layer_stacks import fingerprint
+
+
+def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+    """Find a matrix that changed by more than its updates can have done."""
+    jump = record.ranks.get("weight_jump")
+    if jump is None or not np.isfinite(jump).any():
+        return
+    rank = int(np.nanargmax(jump))
+    expected = float(record.ranks["weight_jump_expected"][rank])
+    row = int(record.ranks["weight_jump_row"][rank])
+    if not 0 <= row < len(record.params):
+        return
+    change, name = float(jump[rank]), record.params.names[row]
+    if change > limits["change"] and change > limits["factor"] * expected:
+        yield Finding(
+            key=name,
+            message=f"{name} changed by {change:.0%} of its norm since the last observation, but "
+            f"its updates explain at most {expected:.1%}: its weights were replaced",
+            params=(name,),
+            measured=change / max(expected, 1e-12),
+            threshold=limits["factor"],
+            is_new=True,
+        )
+
+
+def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Find matrices whose norm falls to a small share of the largest that they had.
+
+    While the loss still falls it is an info: weights of plain SGD with weight decay shrink a lot.
+    """
+    c, names = record.params.columns, record.params.names
+    norms = np.where(np.isfinite(c["weight_norm"]), c["weight_norm"], 0.0)
+    same = memory.get("names") == fingerprint(names)
+    peak = np.maximum(np.array(memory["peak"]), norms) if same else norms
+    memory["names"], memory["peak"] = fingerprint(names), peak.tolist()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(peak > 0, norms / peak, 1.0)
+        fallen = (share < limits["share"]) & (c["ndim"] >= 2) & (c["requires_grad"] > 0)
+    rows = np.flatnonzero(fallen & (c["update_ratio"] > 0))
+    if not rows.size:
+        return
+    i, falls = int(rows[np.argmin(share[rows])]), record.history.falls
+    yield Finding(
+        key="collapse",
+        message=f"the norms of {len(rows)} matrices collapse: that of {names[i]} has fallen to "
+        f"{norms[i]:.3g}, {share[i]:.0%} of its {peak[i]:.3g} (limit {limits['share']:.0%})"
+        f"{'' if falls else ', and the loss no longer falls'}",
+        severity="info" if falls else None,
+        params=tuple(names[row] for row in rows),
+        measured=float(share[i]),
+        threshold=limits["share"],
+    )
+
+
+def check_rows(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Find a matrix whose largest element grows fast and leaves the others behind."""
+    c, names = record.params.columns, record.params.names
+    largest = np.where(np.isfinite(c["weight_absmax"]), c["weight_absmax"], 0.0)
+    same = memory.get("names") == fingerprint(names)
+    past = [*(memory["past"] if same else []), largest.tolist()][-int(limits["window"]) - 1 :]
+    memory["names"], memory["past"] = fingerprint(names), past
+    then = np.min(np.array(past), axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        peak = largest / np.hypot(c["weight_std"], c["weight_mean"])
+        growth = np.where(then > 0, largest / then, 0.0)
+        apart = (growth > limits["growth"]) & (peak > limits["peak"]) & (c["ndim"] >= 2)
+    rows = np.flatnonzero(apart)
+    for i in rows[np.argsort(-growth[rows], kind="stable")]:
+        yield Finding(
+            key=names[i],
+            message=f"the largest element of {names[i]} grew {growth[i]:.1f}x in at most "
+            f"{limits['window']:g} observations and is {peak[i]:.0f}x its root mean square: some "
+            "of its rows explode",
+            params=(names[i],),
+            measured=float(growth[i]),
+            threshold=limits["growth"],
+        )
+
+
+def _combine_messages(findings: Sequence[Finding]) -> str:
+    others = name_some([f.key for f in findings[1:]])
+    return findings[0].message + (f"; also {others}" if others else "")
+
+
+RULES = (
+    Rule(
+        name="weights_replaced",
+        summary="relative change of a matrix since the last observation > change and > factor "
+        "times steps x update ratio",
+        check=check_replaced,
+        severity="warning",
+        thresholds={
+            "change": Threshold(0.6, "relative change that can be a replacement"),
+            "factor": Threshold(1.8, "times what its updates explain"),
+        },
+        advice=(
+            "find what writes to it: a second initialization, a checkpoint that is loaded in the "
+            "run, an average of weights that is copied back",
+            "if it is intended (a new head, a reset of dead units), ignore this alert",
+        ),
+    ),
+    Rule(
+        name="weight_collapse",
+        summary="norm of a trained matrix < share of its largest so far; an info while the loss "
+        "falls",
+        check=check_collapse,
+        severity="warning",
+        patience=2,
+        cooldown=30,
+        needs=("params",),
+        thresholds={"share": Threshold(0.2, "of its largest norm")},
+        advice=(
+            "lower the weight decay: lr x weight_decay is the share that a step takes away",
+            "check that weight decay is not applied twice (in the loss and in the optimizer)",
+        ),
+    ),
+    Rule(
+        name="exploding_rows",
+        summary="largest element of a matrix > growth times its value in the window, and > peak "
+        "times the root mean square",
+        check=check_rows,
+        combine_messages=_combine_messages,
+        severity="warning",
+        patience=2,
+        cooldown=30,
+        needs=("params",),
+        thresholds={
+            "growth": Threshold(8.0, "times its lowest value in the window"),
+            "peak": Threshold(6.0, "times the root mean square"),
+            "window": Threshold(10, "observations"),
+        },
+        advice=(
+            "look at the rows with the largest norm: tokens or items that are in every batch, "
+            "padding that gets a gradient",
+            "set padding_idx, or give the table a weight decay or a norm limit of its own",
+        ),
+    ),
+)
