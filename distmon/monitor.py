@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from distmon.collect.losses import Number
+from distmon.collect.telemetry.loader_hooks import LoaderHook
 from distmon.collect.telemetry.phase_hooks import Removable, install_phase_hooks
 from distmon.errors import CollectiveError
 from distmon.record.record import Record
@@ -24,6 +25,7 @@ from distmon.runtime.decisions import PATIENCE_S
 from distmon.runtime.observation_cycle import Optimizer
 from distmon.runtime.process_end import close_at_exit
 from distmon.runtime.state import STATE_VERSION, state_hash, upgrade
+from distmon.runtime.step_hint import StepHint
 
 
 class Monitor:
@@ -44,6 +46,7 @@ class Monitor:
         self.actions = parts.actions
         self.faults = parts.faults
         self.closed = False
+        self._hint = StepHint(parts.cycle.observer.ranks.rank)
         self._hooks: list[Removable] = []
         self._loaded = 0
         close_at_exit(self)
@@ -76,8 +79,13 @@ class Monitor:
         """Let the calls of the blocks and of the whole model be observed."""
         self.cycle.observer.gain.install()
         for model in models:
-            for hook in install_phase_hooks(model, self.telemetry.phases):
+            for hook in install_phase_hooks(model, self.telemetry.phases, owner=self):
                 self._hooks.append(hook)  # one by one: the next one may raise
+        self._hooks.append(LoaderHook(self.telemetry.phases))
+
+    def remove_at_close(self, hook: Removable) -> None:
+        """Let `close` remove a hook of an integration, too."""
+        self._hooks.append(hook)
 
     def before_step(self, optimizer: Optimizer | None = None) -> None:
         """Call just before an optimizer step. The hook does, or a trainer that owns its loop.
@@ -102,6 +110,7 @@ class Monitor:
             return
         try:
             self.telemetry.optimizer_ends()
+            self._hint.optimizer_stepped(optimizer)
             self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
             if optimizer in self.cycle.armed:
                 begin = self.cost.now()
@@ -157,8 +166,8 @@ class Monitor:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Attribute time to a phase: `with monitor.phase("data"): batch = next(loader)`.
 
-        One of data, forward, backward, communication, optimizer, other. Without it the hooks on
-        model and optimizer attribute time, and everything between two steps counts as data.
+        One of data, forward, backward, communication, optimizer, other. Without it hooks attribute
+        time: on model and optimizer, and on every `DataLoader` for data. The rest is `other`.
         """
         return self.faults.guard("phase", lambda: self.telemetry.phases.named(name)) or (
             nullcontext()
@@ -177,11 +186,12 @@ class Monitor:
         """Complete a training step: call it once per optimizer step, on every rank.
 
         `loss`, `tokens` and `samples` are this rank's own, of all micro-batches; `step` is the
-        trainer's number of this step, when it does not count from 1. What ranks exchange is
-        launched and taken in here; no rank waits for another one.
+        trainer's number of this step, when it does not count from 1. What ranks exchange is launched
+        and taken in here; no rank waits for another one.
         """
         if self.closed:
             return
+        self._hint.step_called()
         try:
             self._step(step, tokens, samples, (loss, grad_norm, lr))
         except CollectiveError as error:

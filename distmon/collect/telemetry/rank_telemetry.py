@@ -90,7 +90,8 @@ class RankTelemetry:
         }
 
     def close(self) -> None:
-        """End the hardware sampler's thread and the counting of FLOPs."""
+        """End the hardware sampler's thread, the phases and the counting of FLOPs."""
+        self.phases.stop()
         self.utilization.end_backward()
         if self._hardware is not None:
             self._hardware.close()
