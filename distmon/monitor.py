@@ -186,8 +186,8 @@ class Monitor:
         """Complete a training step: call it once per optimizer step, on every rank.
 
         `loss`, `tokens` and `samples` are this rank's own, of all micro-batches; `step` is the
-        trainer's number of this step, when it does not count from 1. What ranks exchange is launched
-        and taken in here; no rank waits for another one.
+        trainer's number of this step, when it does not count from 1. What ranks exchange is
+        launched and taken in here; no rank waits for another one.
         """
         if self.closed:
             return
