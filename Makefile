@@ -3,24 +3,32 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+BASE   := $(VENV)/.base
 RUN    ?= runs/demo
 
 .PHONY: demo test lint bench bench-full clean install
 
-# Installed again only when what is to be installed has changed.
-$(STAMP): pyproject.toml setup.py constraints.txt
+# Installed again only when what is to be installed has changed. The demo needs no extras.
+$(BASE): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,bench]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	$(BIN)/python -m distmon.native || true  # without a compiler everything works, more slowly
+	touch $@
+
+$(STAMP): $(BASE)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,bench]'
 	touch $@
 
 install: $(STAMP)
 
-demo: $(STAMP)
+demo: $(BASE)
 	$(BIN)/torchrun --nproc-per-node 2 -- launch/train.py --monitor --steps 300 \
-	    --monitor.interval 20 --monitor.run-dir $(RUN) --monitor.sinks console,jsonl,arrow,tensorboard
+	    --monitor.interval 20 --monitor.run-dir $(RUN)
 	$(BIN)/distmon show $(RUN)
+	@echo "next: $(BIN)/distmon run examples/nanogpt.py     an unmodified script under the monitor"
+	@echo "      $(BIN)/distmon run launch/train.py --monitor --monitor.interval 5 --inject nan"
+	@echo "      $(BIN)/distmon rules                       what it looks for"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

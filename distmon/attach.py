@@ -6,6 +6,7 @@ raise.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from distmon.collect.gradient_gain import candidates, choose
+from distmon.collect.own_hooks import OwnHook
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, PlanMismatchError
 from distmon.layout import NamedModule, Shard, capture, named_modules
@@ -41,6 +43,7 @@ from distmon.sampling.reading import choose_reading
 ENGINES: Final = {("deepspeed", "DeepSpeedEngine"): "distmon.integrations.deepspeed.attach_engine"}
 """Integrations for engines that `attach` takes in place of a model, by package and class."""
 _Result = TypeVar("_Result")
+log = logging.getLogger("distmon")
 
 
 def attach(
@@ -100,6 +103,8 @@ def attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor
     """Attach a monitor to what `source` describes; every integration calls this."""
     local = _LocalSteps()
     settings = local.run(lambda: load_config(options.config, options.overrides), MonitorConfig())
+    for model in source.models:
+        _close_previous(model)
     with ExitStack() as undo:
         ranks = Ranks(settings.timeout_s, source.device, settings.transport)
         undo.callback(ranks.close)
@@ -228,6 +233,20 @@ def _blueprint(
         hosts=hosts,
         reading=choose_reading(settings.sample_size, settings.budget, settings.interval, seconds),
     )
+
+
+def _close_previous(model: nn.Module) -> None:
+    """Close the monitors of this model: their hooks name them."""
+    hooks: list[Any] = [*model._forward_hooks.values()]
+    for hook in hooks:
+        if isinstance(hook, OwnHook) and hook.owner is not None:
+            log.info("distmon: closing the earlier monitor of this %s", type(model).__name__)
+            hook.owner.close()
+
+
+def is_engine(model: object) -> bool:
+    """Return whether `model` is an engine with an integration of its own, such as DeepSpeed's."""
+    return _integration_for(model) is not None
 
 
 def _integration_for(model: object) -> Any:

@@ -38,6 +38,8 @@ SINKS: Final = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "prometheus": "prometheus_client",
+    "mlflow": "mlflow",
+    "logging_lines": "",
 }
 """Modules of `distmon.sinks`, and the optional package that each needs; its extra has the name of
 the sink."""
@@ -234,6 +236,8 @@ class MonitorConfig(_Section):
     """False: `attach` returns a monitor that does nothing."""
     interval: int = Field(default=100, ge=1)
     """Steps from one observation to the next."""
+    first_observation: int = Field(default=10, ge=1)
+    """Step of the first observation, where that is earlier than `interval`."""
     sample_size: Annotated[int, Field(ge=1)] | Literal["auto", "sampled", "exact"] = "auto"
     """What is read: `auto`, `sampled`, `exact`, or a number of elements per weight."""
     seed: int = 0
@@ -269,8 +273,8 @@ class MonitorConfig(_Section):
     """Globs of the parameter names that are observed."""
     exclude: NameList = ()
     """Globs of the parameter names that are not."""
-    run_dir: Path = Path("runs/distmon")
-    """The run folder; continued when it exists."""
+    run_dir: Path | None = None
+    """The run folder, continued when it exists; absent: `runs/<script>-<date>-<time>`."""
     sinks: Annotated[tuple[SinkName, ...], BeforeValidator(_as_list)] = (
         "console",
         "jsonl",

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from distmon.collect.losses import Number
+from distmon.collect.telemetry.loader_hooks import LoaderHook
 from distmon.collect.telemetry.phase_hooks import Removable, install_phase_hooks
 from distmon.device import is_capturing
 from distmon.errors import CollectiveError
@@ -25,6 +26,7 @@ from distmon.runtime.decisions import PATIENCE_S
 from distmon.runtime.observation_cycle import Optimizer
 from distmon.runtime.process_end import close_at_exit
 from distmon.runtime.state import STATE_VERSION, state_hash, upgrade
+from distmon.runtime.step_hint import StepHint
 
 
 class Monitor:
@@ -46,6 +48,7 @@ class Monitor:
         self.faults = parts.faults
         self.closed = False
         self._device = parts.cycle.observer.plan.device
+        self._hint = StepHint(parts.cycle.observer.ranks.rank)
         self._hooks: list[Removable] = []
         self._loaded = 0
         close_at_exit(self)
@@ -87,8 +90,13 @@ class Monitor:
                 self._hooks.append(
                     model.register_forward_pre_hook(signals.forward_hook, with_kwargs=True)
                 )
-            for hook in install_phase_hooks(model, self.telemetry.phases):
+            for hook in install_phase_hooks(model, self.telemetry.phases, owner=self):
                 self._hooks.append(hook)  # one by one: the next one may raise
+        self._hooks.append(LoaderHook(self.telemetry.phases))
+
+    def remove_at_close(self, hook: Removable) -> None:
+        """Let `close` remove a hook of an integration, too."""
+        self._hooks.append(hook)
 
     def before_step(self, optimizer: Optimizer | None = None) -> None:
         """Call just before an optimizer step. The hook does, or a trainer that owns its loop.
@@ -116,6 +124,7 @@ class Monitor:
             return
         try:
             self.telemetry.optimizer_ends()
+            self._hint.optimizer_stepped(optimizer)
             self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
             if optimizer in self.cycle.armed:
                 begin = self.cost.now()
@@ -172,8 +181,8 @@ class Monitor:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Attribute time to a phase: `with monitor.phase("data"): batch = next(loader)`.
 
-        One of data, forward, backward, communication, optimizer, other. Without it the hooks on
-        model and optimizer attribute time, and everything between two steps counts as data.
+        One of data, forward, backward, communication, optimizer, other. Without it hooks attribute
+        time: on model and optimizer, and on every `DataLoader` for data. The rest is `other`.
         """
         return self.faults.guard("phase", lambda: self.telemetry.phases.named(name)) or (
             nullcontext()
@@ -197,6 +206,7 @@ class Monitor:
         """
         if self.closed:
             return
+        self._hint.step_called()
         try:
             self._step(step, tokens, samples, (loss, grad_norm, lr))
         except CollectiveError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,10 @@ class Trainer:
         if options.inject and step == max(options.inject_at, self.first_step + 1):
             self.display.line(fault.describe(), style="dim")
 
-        fault.before_data(step)
-        loss = parallel.forward_backward(self.micro_batches(step))
+        with monitor.phase("data") if monitor else nullcontext():
+            fault.before_data(step)
+            batches = self.micro_batches(step)
+        loss = parallel.forward_backward(batches)
         self.recent_losses.append(parallel.displayed_loss(loss))
         fault.after_backward(step)
         grad_norm = parallel.gradient_norm()

@@ -41,6 +41,7 @@ def quiet(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     rules = {**TIMING_OFF, **overrides.pop("rules", {})}
     settings = {"run_dir": tmp_path / "run", "sinks": ["jsonl", "arrow"], "interval": 1}
     settings["budget"] = None  # a busy machine must not stretch the interval
+    settings["first_observation"] = 10**6  # only multiples of the interval
     return {**settings, "rules": rules, **overrides}
 
 

@@ -228,9 +228,12 @@ def test_the_trainers_own_step_number_is_followed(tmp_path: Path) -> None:
             optimizer.step()
             monitor.step(loss=1.0, step=step)
     run = distmon.read_run(tmp_path / "run")
-    assert [r["step"] for r in run.records] == [1240, 1250]
+    *observed, rest = run.records
+    assert [r["step"] for r in observed] == [1240, 1250]
     assert run.info["attempts"][0]["resumed_from"] == 1233
-    assert all(r["applied"] for r in run.records)
+    assert all(r["applied"] for r in observed)
+    assert rest["partial"]
+    assert rest["loss_steps"] == [1251, 1252, 1253, 1254, 1255]
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
@@ -26,6 +27,7 @@ _EXTRAS = {
     "plotly": "report",
     "transformers": "hf",
     "lightning": "lightning",
+    "mlflow": "mlflow",
     "matplotlib": "bench",
 }
 """Module to import, and the extra that installs it."""
@@ -57,6 +59,11 @@ def print_findings(console: Console) -> None:
     for finding in examine():
         table.add_row(finding.what, _MARKS[finding.verdict], escape(finding.detail))
     console.print(table)
+
+
+def findings_as_json() -> str:
+    """Return the findings as a JSON array of objects."""
+    return json.dumps([asdict(finding) for finding in examine()], indent=2)
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> list[Finding]:

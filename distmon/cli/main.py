@@ -15,21 +15,46 @@ app = typer.Typer(
     name="distmon",
     help="Monitors distributed PyTorch training.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
-@app.command()
-def doctor() -> None:
-    """Print which features work on this machine, which do not, and why."""
-    from distmon.cli.doctor import print_findings
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
 
-    print_findings(_console())
+        typer.echo(f"distmon {version('distmon')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Monitors distributed PyTorch training."""
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print which features work on this machine, which do not, and why."""
+    from distmon.cli.doctor import findings_as_json, print_findings
+
+    if as_json:
+        typer.echo(findings_as_json())
+    else:
+        print_findings(_console())
 
 
 @app.command()
 def rules(
+    name: Annotated[str | None, typer.Argument(help="Only this rule, with details.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="Print the thresholds of this YAML or JSON config file.")
     ] = None,
@@ -37,18 +62,42 @@ def rules(
     """Print the rules with thresholds and advice."""
     from distmon.cli.rules import print_rules
 
-    print_rules(_console(), config)
+    print_rules(_console(), config, name)
 
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
     last: Annotated[int, typer.Option(min=1, help="How many records to list.")] = 10,
 ) -> None:
-    """Print the last records and the alerts of a run folder, and which entries are damaged."""
+    """Print the last records and the alerts of a run folder, and which entries are damaged.
+
+    Of a folder of run folders, print one line for each run.
+    """
     from distmon.cli.show import print_run
 
     print_run(_console(), run, last)
+
+
+@app.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    options_metavar="[TORCHRUN OPTIONS] [--distmon.KEY VALUE]",
+)
+def run_script(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT [ARGUMENTS]", help="Or -m MODULE [ARGUMENTS]."),
+    ],
+) -> None:
+    """Monitor an unmodified training script, in one process or in those of torchrun.
+
+    Without an option of torchrun the script runs as `python SCRIPT` would. The monitor prints to
+    the standard error. Settings: --distmon.interval 50, --distmon.config FILE, or the environment.
+    """
+    from distmon.integrations.launcher.command import run
+
+    run(command)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from distmon.errors import DistmonError
 from distmon.runs.reader import Run, read_run
-from distmon.sinks.console import opening_line
+from distmon.runs.run_folder import RUN_FILE
+from distmon.sinks.console import opening_line, plural
 
 _COLUMNS = {
     "loss": "train/step_loss",
@@ -26,14 +29,17 @@ _COLUMNS = {
 
 def print_run(console: Console, path: Path, last: int) -> None:
     """Print the last records, the alerts, and the parts that could not be read."""
+    if not (path / RUN_FILE).exists() and (found := _run_folders(path)):
+        _print_runs(console, path, found)
+        return
     run = read_run(path)
     table = Table(title=str(path))
     table.add_column("step", justify="right")
     for heading in _COLUMNS:
         table.add_column(heading, justify="right")
-    for record in run.records[-last:]:
-        values = (_number(record["metrics"].get(tag)) for tag in _COLUMNS.values())
-        table.add_row(str(record["step"]), *values)
+    rows = [(record["step"], _values(record)) for record in run.records]
+    for step, values in [row for row in rows if any(row[1])][-last:]:
+        table.add_row(str(step), *values)
     console.print(table)
     console.print(_content(run))
     if reading := run.info.get("reading"):
@@ -53,11 +59,50 @@ def _content(run: Run) -> str:
     attempts = run.info["attempts"]
     ranks = attempts[-1]["world_size"] if attempts else 0
     return (
-        f"{len(run.records)} records, {run.params.num_rows} parameter rows of "
-        f"{len(run.info['parameters'])} parameters, {len(run.alerts)} alerts, "
-        f"{len(attempts)} attempts, {ranks} ranks in the last; "
+        f"{plural(len(run.records), 'record')}, {plural(run.params.num_rows, 'parameter row')} of "
+        f"{plural(len(run.info['parameters']), 'parameter')}, {plural(len(run.alerts), 'alert')}, "
+        f"{plural(len(attempts), 'attempt')}, {plural(ranks, 'rank')} in the last; "
         + ("all files are intact" if not run.problems else "some entries could not be read:")
     )
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """Return the run folders directly in `path`, the newest last."""
+    if not path.is_dir():
+        return []
+    found = [child for child in path.iterdir() if (child / RUN_FILE).is_file()]
+    return sorted(
+        (child for child in found if not child.is_symlink()),
+        key=lambda child: (child / RUN_FILE).stat().st_mtime,
+    )
+
+
+def _print_runs(console: Console, path: Path, folders: list[Path]) -> None:
+    """Print one line for each run folder."""
+    table = Table(title=str(path))
+    for heading in ("run", "started", "last step", "loss", "records", "alerts"):
+        table.add_column(heading, justify="left" if heading == "run" else "right")
+    for folder in folders:
+        try:
+            run = read_run(folder)
+        except DistmonError as error:
+            table.add_row(escape(folder.name), escape(str(error)))
+            continue
+        attempts = run.info["attempts"]
+        step = max((*run.losses, *(record["step"] for record in run.records)), default=0)
+        table.add_row(
+            escape(folder.name),
+            str(attempts[-1].get("started", ""))[:16].replace("T", " ") if attempts else "",
+            str(step),
+            _number(run.losses.get(step)),
+            str(len(run.records)),
+            str(len(run.alerts)),
+        )
+    console.print(table)
+
+
+def _values(record: Mapping[str, Any]) -> list[str]:
+    return [_number(record["metrics"].get(tag)) for tag in _COLUMNS.values()]
 
 
 def _number(value: Any) -> str:

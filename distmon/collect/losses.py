@@ -52,6 +52,10 @@ class LossRing:
         self._given.append(loss is not None)
         self._added += 1
 
+    def __len__(self) -> int:
+        """Return how many steps have a loss."""
+        return sum(self._given)
+
     def take(self) -> tuple[list[int], torch.Tensor | Floats, Floats]:
         """Return steps, values on their device, and 1 where a loss was given; clear the ring."""
         steps, values = [*self._steps], self._values()

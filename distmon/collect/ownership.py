@@ -33,7 +33,7 @@ class Ownership:
         groups: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
     ) -> None:
         """`groups`: returns the user's param groups, where those of the optimizers are others."""
-        self.optimizers = optimizers
+        self.optimizers = [unwrap_optimizer(optimizer) for optimizer in optimizers]
         self._shards = shards
         self._groups = groups or self._groups_of_optimizers
         self.refresh()
@@ -42,7 +42,7 @@ class Ownership:
         """Learning rate of the first param group when `columns` was last called."""
         self.device_rates: list[tuple[NDArray[np.int64], torch.Tensor]] = []
         """Rows and learning rates that were on a device then, as with a capturable optimizer."""
-        for optimizer in optimizers:
+        for optimizer in self.optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise LayoutError(
                     f"attach needs a torch.optim.Optimizer, not a {type(optimizer).__name__}"
@@ -52,7 +52,9 @@ class Ownership:
                 raise LayoutError(
                     f"none of the {len(tensors)} tensors in {type(optimizer).__name__} belongs to "
                     "the observed model: build the optimizer from this model's parameters, after "
-                    "wrapping"
+                    "wrapping; if it steps copies, such as fp32 master weights, use "
+                    "attach(model, hooks=False) without it, and call before_step() before its step "
+                    "and after_step() when the weights are copied back"
                 )
 
     def refresh(self) -> None:
@@ -109,6 +111,16 @@ class Ownership:
             rows = [row for i in ids for row in self._held.get(i, ())]
             self._found[ids] = np.array(rows, dtype=np.int64)
         return self._found[ids]
+
+
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that steps, of a wrapper without step hooks such as accelerate's."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
+        optimizer = inner
+    return optimizer
 
 
 def found_inf(optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:

@@ -121,11 +121,7 @@ class RecordBuilder:
 
     def advance(self, found: Observation) -> Progression:
         """Take an observation into the state between records."""
-        averages: dict[int, float] = {}
-        for at, loss in found.losses.items():
-            value = self.ema.update(loss)
-            if value is not None:
-                averages[at] = value
+        averages = self._average(found.losses)
         gain = None
         # Without a rank it would be the gain of a part of the batch; a skipped step is noise.
         if found.applied and not found.fields["failed"].any():
@@ -146,10 +142,7 @@ class RecordBuilder:
         self.read_in_full = suspects(table, self._sampling)
         metrics = run_metrics(reduced, estimates, table, self._sampling, self._config.topk)
         losses, averages = dict(found.losses), dict(state.averages)
-        if losses:
-            metrics["train/step_loss"] = [*losses.values()][-1]
-        if averages:
-            metrics["train/step_loss_ema"] = [*averages.values()][-1]
+        metrics |= _last_losses(losses, averages)
         if self._config.loss.expected_to_fall is not None:
             metrics["train/loss_expected_to_fall"] = float(self._config.loss.expected_to_fall)
         rates = reduced.ranks["lr"][reduced.ranks["failed"] == 0]
@@ -184,29 +177,39 @@ class RecordBuilder:
             faults=_faults(reduced, found.step),
         )
 
+    def _average(self, losses: Mapping[int, float]) -> dict[int, float]:
+        """Return the moving average of the loss after each of these steps."""
+        averages = {at: self.ema.update(loss) for at, loss in losses.items()}
+        return {at: value for at, value in averages.items() if value is not None}
+
     def partial_record(
         self,
         step: int,
         fields: Mapping[str, float],
         lr: float | None,
+        losses: Mapping[int, float],
         faults: tuple[str, ...] = (),
     ) -> Record:
         """Return a record of what the trainer reported after the last observation.
 
-        `fields` are slot fields of this rank.
+        `fields` are slot fields of this rank, `losses` its own.
         """
         slots = {name: np.array([fields.get(name, 0.0)]) for name in WIRE_FIELDS}
+        averages = self._average(losses)
         evaluations = self.evaluations.receive(slots, self.ema.value)
         return Record(
             step=step,
             time=time.time(),
             world_size=self._world_size,
             metrics={
+                **_last_losses(losses, averages),
                 **(evaluation_metrics(evaluations[-1]) if evaluations else {}),
                 **({} if lr is None else {"train/lr": lr}),
             },
             params=ParamTable.empty(),
             ranks={},
+            losses=losses,
+            loss_ema=averages,
             applied=False,
             evaluations=evaluations,
             partial=True,
@@ -246,6 +249,15 @@ class RecordBuilder:
         # FLOPs and peak as rank 0 has them: they may be counted or measured, on each rank anew.
         flops, peak = (float(reduced.ranks[what][0]) for what in ("flops_per_token", "peak_flops"))
         return metrics | mfu_metrics(flops, peak, metrics, self._world_size)
+
+
+def _last_losses(losses: Mapping[int, float], averages: Mapping[int, float]) -> dict[str, float]:
+    """Return the metrics of the newest loss and of its moving average."""
+    metrics = {}
+    for tag, series in (("train/step_loss", losses), ("train/step_loss_ema", averages)):
+        if series:
+            metrics[tag] = [*series.values()][-1]
+    return metrics
 
 
 def _rank_telemetry(reduced: Reduced) -> dict[str, Column]:

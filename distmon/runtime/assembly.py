@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from distmon import native
@@ -31,6 +32,7 @@ from distmon.rules import RuleEngine
 from distmon.rules.engine import ActiveRule
 from distmon.rules.user_code import UserCode
 from distmon.runs.run_folder import RunFolder
+from distmon.runs.run_names import new_run_path
 from distmon.runtime.actions import AlertActions
 from distmon.runtime.budget import Budget
 from distmon.runtime.fault_log import FaultLog
@@ -43,6 +45,7 @@ from distmon.runtime.worker import DerivedOnRequest, Evaluation, EvaluationWorke
 from distmon.sampling.plan import SamplePlan
 from distmon.sampling.reading import Reading
 from distmon.sinks import Delivery, build_factories
+from distmon.sinks.console import announce
 from distmon.sinks.run_output import RunOutput
 
 log = logging.getLogger("distmon")
@@ -105,7 +108,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
         hosts=blueprint.hosts,
         mfu_source=lambda: telemetry.utilization.source,
     )
-    schedule = StepSchedule(settings.interval, settings.task_interval)
+    schedule = StepSchedule(settings.interval, settings.task_interval, settings.first_observation)
     faults = FaultLog(ranks.rank)
     user_code = UserCode(settings.callback_timeout_s)
     undo.callback(user_code.close)
@@ -190,6 +193,8 @@ def _open_output(blueprint: Blueprint, plan: SamplePlan, options: Options) -> Ru
     }
     folder = _open_folder(settings, described)
     factories = build_factories(settings, folder, options.console)
+    if "console" in settings.sinks:
+        announce(options.console or Console(), folder, settings)
     return RunOutput(folder, Delivery(factories, settings.queue_size), blueprint.ranks.size)
 
 
@@ -199,7 +204,7 @@ def _open_folder(settings: MonitorConfig, described: Mapping[str, Any]) -> RunFo
     A job that restarts must not end because its folder has become unusable, unless `strict`.
     """
     try:
-        return RunFolder.open(settings.run_dir, **described)
+        return RunFolder.open(settings.run_dir or new_run_path(), **described)
     except RunFolderError as error:
         if settings.strict:
             raise

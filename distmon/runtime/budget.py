@@ -27,8 +27,8 @@ class Stretch:
         compared = "above" if self.after > self.before else "well below"
         return (
             f"observing costs {100 * self.cost:.3g}% of the training time, {compared} the "
-            f"{100 * self.room:.3g}% that the budget leaves for it: the interval goes from "
-            f"{self.before} to {self.after} steps"
+            f"{100 * self.room:.3g}% that `budget` leaves for it: the interval goes from "
+            f"{self.before} to {self.after} steps (`budget: null` keeps it)"
         )
 
 

@@ -304,7 +304,7 @@ class ObservationCycle:
         """Deliver what is pending, within a limit, without entering a collective."""
         self.settle(PATIENCE_S / 2, device=True)
         output = self.worker.output
-        if output is not None and len(self.evaluations):
+        if output is not None and (len(self.evaluations) or len(self.observer.losses)):
             self._faults.guard("the last record", lambda: self._post_rest(output))
 
     def stop_together(self, stopped: TrainingStopped) -> None:
@@ -413,12 +413,15 @@ class ObservationCycle:
         }
 
     def _post_rest(self, output: RunOutput, faults: Sequence[str] = ()) -> None:
-        """Deliver the evaluations that no observation has followed, and what was not observed."""
-        pending = self.evaluations.take()
+        """Deliver the losses and evaluations that no observation has followed, and what was lost.
+
+        They are those of this rank: the others have closed already, or will not.
+        """
+        pending, losses = self.evaluations.take(), dict(self.observer.losses.to_list())
+        self.observer.losses.restore(())
+        step, builder = self._schedule.completed, self.worker.builder
         lr = None if self.lr is None else host_value(self.lr)
-        record = self.worker.builder.partial_record(
-            self._schedule.completed, pending, lr, tuple(faults)
-        )
+        record = builder.partial_record(step, pending, lr, losses, tuple(faults))
         self.evaluations.arrived()
         alerts, _ = self.worker.rules.evaluate(record)
         output.post(record, alerts)

@@ -16,11 +16,13 @@ class StepSchedule:
     step is predicted from the stride of the last ones.
     """
 
-    def __init__(self, interval: int, task_interval: int = 100) -> None:
+    def __init__(self, interval: int, task_interval: int = 100, first: int | None = None) -> None:
+        """`first`: step of the first observation, where it is before `interval`."""
         self.interval = interval
+        self._first = interval if first is None else first
         self.completed = 0
         """Number of the last step that is done."""
-        self.next_observation = interval
+        self.next_observation = self._first_after(0)
         self.begun = False
         """Whether this process has completed a step."""
         self._stride = 1
@@ -45,7 +47,7 @@ class StepSchedule:
     @property
     def steps_since_observation(self) -> int:
         """Completed steps that the next observation reports the losses of."""
-        return self.interval - (self.next_observation - self.completed)
+        return self.completed - self._last_before(self.next_observation)
 
     def advance(self, step: int | None) -> bool:
         """Complete the next step, or `step`; return whether it is the first of this process.
@@ -110,4 +112,10 @@ class StepSchedule:
         self.next_observation = self._first_after(self.completed)
 
     def _first_after(self, step: int) -> int:
-        return step - step % self.interval + self.interval
+        following = step - step % self.interval + self.interval
+        return min(following, self._first) if step < self._first else following
+
+    def _last_before(self, step: int) -> int:
+        """Return the observed step before `step`, also an observed one; 0 when there is none."""
+        earlier = (step - 1) // self.interval * self.interval
+        return max(earlier, self._first) if step > self._first else earlier

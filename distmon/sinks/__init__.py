@@ -21,7 +21,7 @@ from distmon.sinks.delivery import AlertsOnly, Delivery
 
 __all__ = ["Delivery", "Sink", "SinkContext", "SinkFactory", "build_factories"]
 
-WITH_PARAM_TAGS: Final = {"tensorboard", "wandb"}
+WITH_PARAM_TAGS: Final = {"tensorboard", "wandb", "mlflow"}
 """Sinks that log the parameters of `param_tags`."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,10 +15,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from distmon.config import MonitorConfig
 from distmon.record.record import Record
 from distmon.rules.advice import clip_in_force
 from distmon.rules.alert import Alert
 from distmon.rules.base import name_some
+from distmon.runs.run_folder import RunFolder
 from distmon.sinks.base import SinkContext
 
 BAD: Final = "bold red"
@@ -31,36 +34,64 @@ SHOWN_ERROR: Final = 0.02
 
 def open_sink(context: SinkContext) -> ConsoleSink:
     """Return the sink of a monitor."""
-    folder, config = context.folder, context.config
-    opening = opening_line(folder.reading, len(folder.parameters), config.interval)
-    return ConsoleSink(context.console or Console(), config.total_steps, opening)
+    console = context.console or Console()
+    return ConsoleSink(console, context.config.total_steps, str(context.folder.path))
+
+
+def announce(console: Console, folder: RunFolder, config: MonitorConfig) -> None:
+    """Print what is monitored, how it is read, where it goes and when the first record comes."""
+    line = opening_line(folder.reading, len(folder.parameters), config.interval)
+    first = min(config.first_observation, config.interval)
+    where = f"run folder {folder.path}; first record at step {first}"
+    console.print(Text(f"{line}; {where}", style="dim"), highlight=False, soft_wrap=True)
 
 
 class ConsoleSink:
     """Prints to a rich console. A trainer with a progress bar passes the bar's console."""
 
-    def __init__(self, console: Console, total_steps: int | None = None, opening: str = "") -> None:
-        """`opening` is printed at once."""
+    def __init__(self, console: Console, total_steps: int | None = None, folder: str = "") -> None:
+        """`folder` is named in the summary at the end; without it there is none."""
         self._console = console
         self._total_steps = total_steps
-        if opening:
-            self._print(Text(opening, style="dim"))
+        self._folder = folder
+        self._records = 0
+        self._alerts: Counter[str] = Counter()
+        self._own_seconds = self._seconds = 0.0
 
     def record(self, record: Record) -> None:
         # rich assumes that a log file is 80 columns wide, which would cut half of the line.
         width = self._console.width if self._console.is_terminal else LOG_WIDTH
         self._print(record_line(record, self._total_steps, width))
+        self._records += not record.partial
+        elapsed = record.ranks.get("elapsed_seconds")
+        if elapsed is not None:
+            self._seconds += float(elapsed.max())
+            self._own_seconds += float(record.ranks["monitor_seconds"].max())
         for fault in record.faults:
             self._print(Text(f"  fault at step {record.step}: {fault}", style="yellow"))
 
     def alert(self, alert: Alert) -> None:
         self._console.print(alert_panel(alert, min(self._console.width, PANEL_WIDTH)))
+        self._alerts[alert.severity] += 1
 
     def close(self) -> None:
-        """Do nothing: every line is printed at once."""
+        """Print a summary: records, alerts, cost, folder."""
+        if not self._folder:
+            return
+        alerts = [plural(n, "alert", f"{severity} ") for severity, n in self._alerts.items()]
+        parts = [plural(self._records, "record"), *(alerts or ["no alerts"])]
+        if self._seconds:
+            share = 100 * self._own_seconds / self._seconds
+            parts.append(f"own cost {share:.2g}% of the training time")
+        self._print(Text(f"distmon: {', '.join(parts)}; distmon show {self._folder}", style="dim"))
 
     def _print(self, line: Text) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def plural(count: int, noun: str, adjective: str = "") -> str:
+    """Return `1 record`, `2 records`."""
+    return f"{count} {adjective}{noun}" + ("" if count == 1 else "s")
 
 
 def opening_line(reading: Mapping[str, Any], parameters: int, interval: int) -> str:

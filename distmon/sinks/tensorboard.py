@@ -28,12 +28,27 @@ class TensorBoardSink:
             raise ConfigError(
                 "the sink \"tensorboard\" needs a package: pip install 'distmon[tensorboard]'"
             ) from None
-        # TensorBoard then hides the events of earlier attempts from this step on.
-        purge = None if folder.attempt == 0 else (folder.resumed_from or 0) + 1
         self._selected = selected
-        self._writer: Any = SummaryWriter(str(folder.tensorboard_path), purge_step=purge)
+        self._folder = folder
+        self._purged = folder.attempt == 0
+        self._writer: Any = SummaryWriter(str(folder.tensorboard_path))
+
+    def _purge(self, record: Record) -> None:
+        """Let TensorBoard hide what earlier attempts wrote of the steps that this one writes.
+
+        The first record after a resume may have losses from before the checkpoint, which an
+        earlier attempt has written too.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self._purged = True
+        first = min((self._folder.resumed_from or 0) + 1, record.step, *record.losses)
+        start = SessionLog(status=SessionLog.START)
+        self._writer.file_writer.event_writer.add_event(Event(step=first, session_log=start))
 
     def record(self, record: Record) -> None:
+        if not self._purged:
+            self._purge(record)
         write = self._writer
         for step, scalars in scalars_by_step(record).items():
             for tag, value in scalars.items():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from small_runs import observe
+import torch
+from small_runs import observe, quiet, small_model, train
+from typer.testing import CliRunner
 
+import distmon
+from distmon.cli.main import app
 from distmon.metrics import RANK_METRICS
 from distmon.rules import BUILTIN
 
@@ -75,9 +80,49 @@ def test_show_reads_a_run_back(tmp_path: Path) -> None:
     assert "records.jsonl" in result.stdout
 
 
+def _in_process(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_one_is_singular_and_a_record_without_numbers_has_no_row(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
+        train(model, optimizer, monitor, range(1, 2))
+        monitor.evaluated(val_loss=0.01, train_loss=0.01)  # a record of its own, at the end
+    text = _in_process("show", str(tmp_path / "run"))
+    assert "0 alerts, 1 attempt, 1 rank in the last" in text
+    rows = [line.strip("│ \n") for line in text.splitlines() if line.startswith("│")]
+    assert len(rows) == 1
+    assert rows[0].startswith("1 │")
+
+
+def test_show_lists_the_runs_of_a_folder(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        observe(tmp_path / name, steps=2)
+        (tmp_path / name / "run").rename(tmp_path / f"{name}-run")
+    (tmp_path / "latest").symlink_to("second-run")
+    text = _in_process("show", str(tmp_path))
+    rows = [line for line in text.splitlines() if line.startswith("│")]
+    assert ["first-run" in rows[0], "second-run" in rows[1], len(rows)] == [True, True, 2]
+
+
+def test_version_one_rule_and_json() -> None:
+    assert _in_process("--version") == f"distmon {distmon.__version__}\n"
+    text = _in_process("rules", "steps_skipped")
+    assert "fraction: 0.5" in text
+    assert "1. call monitor.step() once per optimizer step, not once per micro-batch" in text
+    assert "frozen" not in text
+    found = json.loads(_in_process("doctor", "--json"))
+    assert {"what": "torch", "verdict": "ok", "detail": torch.__version__} in found
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["rules", "frozn"], 'there is no rule "frozn"; did you mean "frozen"?'),
         (["show", "/nowhere/at/all"], "/nowhere/at/all is not a run folder"),
         (["rules", "--config", "/nowhere.yaml"], "cannot read the config file /nowhere.yaml"),
     ],

@@ -14,7 +14,7 @@ INTERVAL = "--monitor.interval=5"
 
 
 def _alerts(folder: Path) -> list[dict[str, object]]:
-    return about_training(distmon.read_run(folder / "runs/distmon").alerts)
+    return about_training(distmon.read_run(folder / "runs/latest").alerts)
 
 
 def test_a_clean_run_is_recorded_and_quiet(tmp_path: Path) -> None:
@@ -24,14 +24,14 @@ def test_a_clean_run_is_recorded_and_quiet(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if "update_ratio:" in line]
     assert [line.split()[0] for line in lines] == [f"step:{s}/30" for s in range(5, 31, 5)]
-    run = distmon.read_run(tmp_path / "runs/distmon")
+    run = distmon.read_run(tmp_path / "runs/latest")
     assert [r["step"] for r in run.records] == [5, 10, 15, 20, 25, 30]
     assert about_training(run.alerts) == []
     assert run.problems == ()
     assert run.info["attempts"][0]["world_size"] == 2
     assert run.params.num_rows == 6 * len(run.info["parameters"])
     assert [*run.losses] == [*range(1, 31)]
-    assert any((tmp_path / "runs/distmon/tb").iterdir())
+    assert any((tmp_path / "runs/latest/tb").iterdir())
     assert run.records[0]["metrics"]["performance/monitor_collectives"] == 2
 
 
@@ -63,12 +63,12 @@ def test_planted_faults_are_named(
 
 
 def test_resume_with_fewer_ranks_goes_on(tmp_path: Path) -> None:
-    monitor = ["--monitoring", "--monitor.interval=10"]
+    monitor = ["--monitoring", "--monitor.interval=10", "--monitor.run-dir=runs/mine"]
     first = train(tmp_path, *monitor, "--steps=15", "--save-every=15", ranks=2)
     assert first.returncode == 0, first.stderr
     second = train(tmp_path, *monitor, "--steps=30", "--resume=latest")
     assert second.returncode == 0, second.stderr
-    run = distmon.read_run(tmp_path / "runs/distmon")
+    run = distmon.read_run(tmp_path / "runs/mine")
     assert [r["step"] for r in run.records] == [10, 20, 30]
     assert [(a["resumed_from"], a["world_size"]) for a in run.info["attempts"]] == [(0, 2), (15, 1)]
     ema = [r["metrics"]["train/step_loss_ema"] for r in run.records]

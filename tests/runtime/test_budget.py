@@ -44,8 +44,8 @@ def test_a_short_time_says_nothing() -> None:
     change = budget.evaluate(_record(0.0, 50.0))
     assert change is not None
     assert str(change) == (
-        "observing costs 10% of the training time, above the 0.1% that the budget leaves for it: "
-        "the interval goes from 100 to 10000 steps"
+        "observing costs 10% of the training time, above the 0.1% that `budget` leaves for it: "
+        "the interval goes from 100 to 10000 steps (`budget: null` keeps it)"
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -9,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from sample_run import MakeRecord, OpenFolder
+from small_runs import observe
 
 from distmon.metrics import PARAM_METRICS, PERCENTILE_METRICS
 from distmon.record.record import ParamTable
@@ -171,3 +173,17 @@ def test_a_damaged_batch_is_skipped_and_counted(
 
 def test_the_schema_is_what_the_metric_tables_say() -> None:
     assert schema().names[3:] == [m.name for m in (*PARAM_METRICS, *PERCENTILE_METRICS)]
+
+
+def test_the_documented_lines_read_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe(tmp_path, steps=2)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "run").rename(tmp_path / "runs/latest")
+    page = Path(__file__).parents[2] / "docs/runs.md"
+    block = page.read_text().split("```python one line each\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    packages = {"duckdb": duckdb, "polars": pl, "pyarrow": pa}
+    tables = [eval(line, packages) for line in block.splitlines()]
+    assert [len(table) for table in tables] == [12, 12, 12]

@@ -69,6 +69,23 @@ def test_a_resumed_attempt_hides_the_steps_it_runs_again(
     assert scalars(folder, "monitor/grad_norm") == [(10, 1.0), (20, 2.0)]
 
 
+def test_a_resume_between_two_records_writes_no_step_twice(
+    make_record: MakeRecord, open_folder: OpenFolder
+) -> None:
+    folder = open_folder()
+    first = TensorBoardSink(folder, frozenset())
+    first.record(make_record(10, losses=dict.fromkeys(range(1, 11), 1.0), loss_ema={}))
+    first.record(make_record(20, losses=dict.fromkeys(range(11, 21), 1.0), loss_ema={}))
+    first.close()
+    # The checkpoint of step 15 has the losses of the steps 11 to 15.
+    second = TensorBoardSink(open_folder(resumed_from=15), frozenset())
+    second.alert(Alert("frozen", "critical", 16, "it is frozen"))
+    second.record(make_record(20, losses=dict.fromkeys(range(11, 21), 2.0), loss_ema={}))
+    second.close()
+    expected = [(s, 1.0) for s in range(1, 11)] + [(s, 2.0) for s in range(11, 21)]
+    assert scalars(folder, "train/step_loss") == expected
+
+
 def test_a_loss_that_is_nan_is_logged(make_record: MakeRecord, open_folder: OpenFolder) -> None:
     folder = open_folder()
     sink = TensorBoardSink(folder, frozenset())

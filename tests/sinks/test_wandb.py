@@ -127,3 +127,30 @@ def test_offline_run_with_alerts_and_a_rewind(
     (second,) = set(folder.path.glob("wandb/offline-run-*/*.wandb")) - {first}
     assert second.name == first.name
     assert [row["train/step"] for row in rows(finished(second))] == [19, 20]
+
+
+def test_the_trainers_active_run_is_joined_and_its_steps_stay(
+    make_record: MakeRecord, open_folder: OpenFolder, tmp_path: Path
+) -> None:
+    import wandb
+
+    folder = open_folder()
+    active = wandb.init(project="mine", dir=str(tmp_path), mode="offline")
+    try:
+        for step in (1, 2, 3):
+            active.log({"my/loss": 1.0 / step}, step=step)
+            if step == 2:
+                deliver(folder, make_record(20))  # closes the sink, not the run
+        assert wandb.run is active
+    finally:
+        path = Path(active.dir).parent / f"run-{active.id}.wandb"
+        active.finish()
+    assert not (folder.path / "wandb").exists(), "no second run"
+    logged = rows(finished(path))
+    assert [row["my/loss"] for row in logged] == [1.0, 0.5, pytest.approx(1 / 3)]
+    (joined,) = [row for row in logged if "distmon/train/step" in row]
+    assert joined["distmon/train/step"] == 20
+    assert joined["distmon/monitor/grad_norm"] == 0.81
+    metrics = [message.metric for message in stored(path) if message.HasField("metric")]
+    assert ("distmon/*", "distmon/train/step") in {(m.glob_name, m.step_metric) for m in metrics}
+    assert not any(metric.glob_name == "*" for metric in metrics)

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from distmon.collect.gradient_gain.in_graph import never_compile_alone, operator_library
 from distmon.collect.gradient_gain.rows import INPUT, OUTPUT, Switch, add, new_row, norm_of
+from distmon.collect.own_hooks import OwnHook
 from distmon.layout import local_part
 
 _NESTING = 3
@@ -28,11 +29,11 @@ class BlockHooks:
     """
 
     def __init__(self, device: torch.device, switch: Switch) -> None:
-        self._switch = switch
+        self.switch = switch
         self._traceable = operator_library() is not None
         self._keep_row_on(device)
         never_compile_alone(
-            *(BlockHooks._before, BlockHooks._after, BlockHooks._hook_gradient),
+            *(BlockEnd.__call__, BlockHooks.hook_gradient),
             *(_stream, _carries_gradient, _hook_tensor, GradientHook.__init__),
         )
 
@@ -42,8 +43,9 @@ class BlockHooks:
         The hooks of wrappers may replace the tensor by one that only the block uses. The gradient
         of a residual connection around the block would then be missing.
         """
-        yield block.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
-        yield block.register_forward_hook(self._after)
+        before, after = BlockEnd(self, INPUT), BlockEnd(self, OUTPUT)
+        yield block.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        yield block.register_forward_hook(after)
 
     def cell(self, side: int) -> NDArray[np.float64] | None:
         """Return one side of the row; None unless it is on the host."""
@@ -56,20 +58,12 @@ class BlockHooks:
         add(self.row, side, norm)
 
     def _keep_row_on(self, device: torch.device) -> None:
-        self.row = new_row(device, self._switch)
+        self.row = new_row(device, self.switch)
         self.cells = self.row.numpy() if self.row.is_cpu else None
         """The row as numpy; None unless it is on the host."""
 
-    def _before(self, _block: nn.Module, args: Any, kwargs: Any) -> None:
-        # In this order: a compiler that reads the switch would recompile when it changes.
-        if is_compiling() or self._switch.armed:
-            self._hook_gradient(INPUT, (args, kwargs))
-
-    def _after(self, _block: nn.Module, _args: Any, output: Any) -> None:
-        if is_compiling() or self._switch.armed:
-            self._hook_gradient(OUTPUT, output)
-
-    def _hook_gradient(self, side: int, values: Any) -> None:
+    def hook_gradient(self, side: int, values: Any) -> None:
+        """Register a hook on the tensor in `values` that gets a gradient."""
         if is_compiling():
             tensor = _stream(values)
             if tensor is not None and self._traceable:
@@ -79,9 +73,9 @@ class BlockHooks:
         try:
             tensor = _stream(values)
             if tensor is not None:
-                _hook_tensor(tensor, self._switch, (self, side))
+                _hook_tensor(tensor, self.switch, (self, side))
         except Exception as error:
-            self._switch.fault = error
+            self.switch.fault = error
 
     def _on_input(self, gradient: torch.Tensor) -> None:
         self._add(INPUT, gradient)
@@ -92,11 +86,26 @@ class BlockHooks:
     def _add(self, side: int, gradient: torch.Tensor | None) -> None:
         """Add a gradient from within a compiled graph, or from one that Python runs after all."""
         if not is_compiling():
-            _add_gradient(gradient, [(self, side)], self._switch)
+            _add_gradient(gradient, [(self, side)], self.switch)
             return
         found = _local_part(gradient)
         if found is not None:
             torch.ops.distmon.add_norm(found[0], self.row, side, found[1])
+
+
+class BlockEnd(OwnHook):
+    """Forward hook at one side of a block."""
+
+    def __init__(self, hooks: BlockHooks, side: int) -> None:
+        self._hooks = hooks
+        self._side = side
+
+    def __call__(self, _block: nn.Module, args: Any, value: Any) -> None:
+        """`value`: the keyword arguments on the input side, the output on the other."""
+        # In this order: a compiler that reads the switch would recompile when it changes.
+        if is_compiling() or self._hooks.switch.armed:
+            values = (args, value) if self._side == INPUT else value
+            self._hooks.hook_gradient(self._side, values)
 
 
 _End = tuple[BlockHooks, int]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from distmon.collect.telemetry.phases import PhaseClock
+from distmon.collect.own_hooks import OwnHook
+from distmon.collect.telemetry.phases import EVALUATION, PhaseClock
 from distmon.layout import parameters_reduced_during_backward
 
 
@@ -20,31 +21,44 @@ class Removable(Protocol):
         """Remove the hooks."""
 
 
-def install_phase_hooks(model: nn.Module, clock: PhaseClock) -> Iterator[Removable]:
+def install_phase_hooks(
+    model: nn.Module, clock: PhaseClock, owner: object = None
+) -> Iterator[Removable]:
     """Install hooks on the whole model that mark the phases forward, backward and communication.
 
     Yields each hook once it is installed, so that the caller can remove it when the next one fails.
+    `owner` is the monitor that they belong to.
 
-    A call without gradients is an evaluation; it and the time after it, until the next training
-    forward, count as `other`, not as waiting for data.
+    A call in evaluation mode or without gradients is an evaluation; it and the time after it, until
+    the next training forward, count as `other`.
     """
     last: LastGradient | None = None
     if overlapped := parameters_reduced_during_backward(model):
         last = LastGradient(overlapped, lambda: clock.enter("communication"))
         yield last
+    yield model.register_forward_pre_hook(PhaseMark(clock, "forward", owner, last), prepend=True)
+    yield model.register_forward_hook(PhaseMark(clock, "backward", owner))
 
-    def begin(*_: object) -> None:
-        if not torch.compiler.is_compiling():
-            clock.enter("forward" if torch.is_grad_enabled() else "other")
-            if last is not None:
-                last.keep_last_hook()
 
-    def end(*_: object) -> None:
-        if not torch.compiler.is_compiling():
-            clock.enter("backward" if torch.is_grad_enabled() else "other")
+class PhaseMark(OwnHook):
+    """Forward hook of the whole model: begins a phase."""
 
-    yield model.register_forward_pre_hook(begin, prepend=True)
-    yield model.register_forward_hook(end)
+    def __init__(
+        self, clock: PhaseClock, phase: str, owner: object, last: LastGradient | None = None
+    ) -> None:
+        self.owner = owner
+        self._clock = clock
+        self._phase = phase
+        self._last = last
+
+    def __call__(self, model: nn.Module, *_: object) -> None:
+        """Begin the phase, or an evaluation."""
+        if torch.compiler.is_compiling():
+            return
+        trains = model.training and torch.is_grad_enabled()
+        self._clock.enter(self._phase if trains else EVALUATION)
+        if self._last is not None:
+            self._last.keep_last_hook()
 
 
 class LastGradient:

@@ -21,6 +21,8 @@ from distmon.metrics import OWN_PHASES, PHASES
 
 STEPS: Final = 32
 """Number of steps before an observation that are measured."""
+EVALUATION: Final = "evaluation"
+"""Phase of an evaluation until the next training forward; its time counts as `other`."""
 
 
 class StreamMark(DeviceMark):
@@ -58,9 +60,20 @@ class PhaseClock:
         self._steps: list[list[Span]] = []
         self._named = False
         self._broken = False
+        self._stopped = False
+
+    @property
+    def phase(self) -> str:
+        """The current phase."""
+        return self._phase
+
+    def stop(self) -> None:
+        """Measure nothing more."""
+        self._stopped, self._active = True, False
+        self._spans, self._steps = [], []
 
     def enter(self, phase: str) -> None:
-        """Begin a new phase; ignored inside `named`, or when it is the phase already."""
+        """Begin a new phase; ignored inside `named`, and when it is the current one."""
         if not self._active or self._named or phase == self._phase:
             return
         self._switch(phase)
@@ -84,17 +97,17 @@ class PhaseClock:
     def step_done(self, coming: int, observed: int) -> None:
         """End a step; `coming` is the next step, `observed` the next observed step."""
         if self._active:
-            self._switch("data")
+            self._switch("other")
             if not self._broken:
                 self._steps.append(self._spans)
             self._spans, self._broken = [], False
             del self._steps[:-STEPS]
-        self._active = observed - coming < STEPS
+        self._active = observed - coming < STEPS and not self._stopped
         if self._active and self._since is None:
             self._since = self._mark()
         elif not self._active:
             self._since = None
-        self._phase = "data"
+        self._phase = "other"
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase over the steps since the last call; empty without any.

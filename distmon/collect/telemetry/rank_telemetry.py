@@ -102,7 +102,8 @@ class RankTelemetry:
         }
 
     def close(self) -> None:
-        """End the hardware sampler's thread and the counting of FLOPs."""
+        """End the hardware sampler's thread, the phases and the counting of FLOPs."""
+        self.phases.stop()
         self.utilization.end_backward()
         if self.signals is not None:
             self.signals.close()

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from distmon.attach import attach_source
+from distmon.config import MonitorConfig
 from distmon.errors import LayoutError
 from distmon.integrations.deepspeed.config_block import read_block
 from distmon.integrations.deepspeed.engine_adapter import EngineAdapter
@@ -84,12 +85,17 @@ def attach_engine(
     return monitor
 
 
-def attach_if_configured(engine: Any) -> Monitor | DisabledMonitor | None:
-    """Attach if the engine's config has an enabled block and the engine has an optimizer."""
+def attach_if_configured(
+    engine: Any, default: MonitorConfig | None = None
+) -> Monitor | DisabledMonitor | None:
+    """Attach if the engine's config has an enabled block and the engine has an optimizer.
+
+    `default` stands for a block that is not there.
+    """
     adapter = _adapter_of(engine)
     if adapter is not None:
         return adapter.monitor
-    settings = read_block(getattr(engine, "config", None))
+    settings = read_block(getattr(engine, "config", None)) or default
     if settings is None or not settings.enabled:
         return None
     if not hasattr(engine.optimizer, "param_groups"):

@@ -9,10 +9,11 @@ from functools import partial, wraps
 from typing import Any
 from weakref import WeakSet
 
+from distmon.config import MonitorConfig
 from distmon.integrations.deepspeed.attach_engine import attach_if_configured
 from distmon.integrations.deepspeed.config_block import read_block
-from distmon.integrations.deepspeed.patches import Patches
 from distmon.integrations.deepspeed.wrapped_initialize import initialize_with
+from distmon.integrations.patches import Patches
 from distmon.layout.deepspeed import import_deepspeed
 
 log = logging.getLogger("distmon")
@@ -26,8 +27,9 @@ _EARLY_METHODS = ("_take_model_step", "backward", "load_checkpoint")
 class AutoAttach:
     """Attaches to engines when they are created, or at their first call."""
 
-    def __init__(self, deepspeed: Any) -> None:
+    def __init__(self, deepspeed: Any, default: MonitorConfig | None = None) -> None:
         self._deepspeed = deepspeed
+        self._default = default
         self._patches = Patches()
         self._seen: WeakSet[Any] = WeakSet()
 
@@ -49,6 +51,7 @@ class AutoAttach:
         @wraps(original)
         def initialize(*args: Any, **kwargs: Any) -> Any:
             made = initialize_with(original, *args, **kwargs)
+            attach_if_configured(made[0], self._default)
             self._note(made[0])
             return made
 
@@ -59,7 +62,7 @@ class AutoAttach:
         def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
             if engine in self._seen:
                 return original(engine, *args, **kwargs)
-            attach_if_configured(engine)
+            attach_if_configured(engine, self._default)
             self._note(engine)
             # Attaching may have patched this method on the engine, so look it up again.
             return getattr(engine, name)(*args, **kwargs)
@@ -73,8 +76,10 @@ class AutoAttach:
             disable()
 
 
-def enable() -> None:
+def enable(default: MonitorConfig | None = None) -> None:
     """Make `deepspeed.initialize` attach a monitor if its config has a `"distmon"` block.
+
+    With `default`, also if it has none: then with these settings.
 
     Call it once, on every rank, before the first step of the first engine; it also works if the
     script has already imported `initialize` by name or created its engine. A block with
@@ -82,7 +87,7 @@ def enable() -> None:
     """
     deepspeed = import_deepspeed()
     if not hasattr(deepspeed, _PATCH):
-        enabled = AutoAttach(deepspeed)
+        enabled = AutoAttach(deepspeed, default)
         enabled.begin()
         setattr(deepspeed, _PATCH, enabled)
 

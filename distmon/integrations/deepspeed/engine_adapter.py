@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from distmon.integrations.deepspeed.patches import Patches
+from distmon.integrations.patches import Patches
 from distmon.layout.deepspeed import EngineLayout
 from distmon.monitor import Monitor
 from distmon.record.record import Record

@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from distmon.collect.telemetry.loader_hooks import LoaderHook
 from distmon.collect.telemetry.phase_hooks import install_phase_hooks
 from distmon.collect.telemetry.phases import STEPS, PhaseClock
 from distmon.metrics import PHASES
@@ -38,7 +41,8 @@ def _one_step(
     micro: int = 1,
     communication: bool = True,
 ) -> None:
-    hand.at += data
+    with clock.named("data"):
+        hand.at += data
     for _ in range(micro):
         clock.enter("forward")
         hand.at += 2
@@ -137,7 +141,7 @@ def test_the_user_may_name_a_phase(hand: Hand) -> None:
     hand.at += 2
     clock.step_done(2, 2)
     found = {phase: seconds for phase, seconds in _phases(clock).items() if seconds}
-    assert found == {"data": 2, "forward": 2, "other": 10}
+    assert found == {"forward": 2, "other": 12}  # time that belongs to nobody is no data
 
 
 def test_forward_and_evaluation_are_distinguished(hand: Hand) -> None:
@@ -162,3 +166,54 @@ def test_forward_and_evaluation_are_distinguished(hand: Hand) -> None:
     for handle in handles:
         handle.remove()
     assert not model._forward_hooks
+
+
+class SlowItems(Dataset[torch.Tensor]):
+    """Each item takes a second of the clock."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.hand = hand
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.hand.at += 1
+        return torch.ones(1)
+
+
+def test_waiting_in_a_loader_is_data_and_saving_is_not(hand: Hand) -> None:
+    model, original = nn.Linear(1, 1), _BaseDataLoaderIter.__next__
+    clock, other_clock = PhaseClock(hand.mark), PhaseClock(hand.mark)
+    hooks = [LoaderHook(clock), LoaderHook(other_clock), *install_phase_hooks(model, clock)]
+    clock.step_done(1, 2)
+    hand.at += 7  # a checkpoint is written
+    (batch, *_) = DataLoader(SlowItems(hand), batch_size=2)
+    model(batch)
+    clock.step_done(2, 2)
+    found = {phase: seconds for phase, seconds in _phases(clock).items() if seconds}
+    assert found == {"data": 4, "other": 7}
+    for hook in hooks:
+        hook.remove()
+    assert _BaseDataLoaderIter.__next__ is original
+
+
+def test_an_evaluation_is_one_mark_however_long(hand: Hand) -> None:
+    model = nn.Linear(1, 1)
+    clock = PhaseClock(hand.mark)
+    hooks = [LoaderHook(clock), *install_phase_hooks(model, clock)]
+    clock.step_done(1, 2)
+    model.eval()
+    for _ in range(5):
+        for batch in DataLoader(SlowItems(hand)):
+            model(batch)  # with gradients enabled, as many evaluations are
+    assert len(clock._spans) == 3  # other, the first batch of data, and back to other
+    clock.step_done(2, 2)
+    found = {phase: seconds for phase, seconds in _phases(clock).items() if seconds}
+    assert found == {"data": 1, "other": 19}
+    clock.stop()
+    clock.step_done(3, 3)
+    model.train()(torch.ones(1))
+    assert not clock._spans
+    for hook in hooks:
+        hook.remove()

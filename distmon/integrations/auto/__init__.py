@@ -1,0 +1,1 @@
+"""What a training loop does, seen without its help: losses, gradient norms, steps."""

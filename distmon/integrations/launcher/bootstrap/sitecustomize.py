@@ -1,0 +1,88 @@
+"""Run by Python at its start, in every process of a training under `distmon run`.
+
+Nothing of distmon is imported before the first optimizer exists, so processes that do not train,
+such as the workers of a DataLoader, are left alone. The module stays out of sight: its folder is
+removed from `sys.path`, and the user's own `sitecustomize` is imported in its place.
+"""
+
+import importlib.util
+import os
+import sys
+
+
+class _AfterImport:
+    """Finder that calls a function once a package has been imported."""
+
+    def __init__(self, name, then):
+        self.name = name
+        self.then = then
+
+    def find_spec(self, name, path=None, target=None):  # noqa: ARG002
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            _guarded(lambda: self.then(module))
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _guarded(function):
+    """Call a function; what it raises is printed, and the training goes on without the monitor."""
+    try:
+        function()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        print(f"distmon: {text}; training continues without the monitor", file=sys.stderr)
+
+
+def _wait_for_optimizer(torch):
+    optimizer_class = torch.optim.Optimizer
+    original = optimizer_class.__init__
+
+    def __init__(self, *args, **kwargs):
+        if optimizer_class.__init__ is __init__:
+            optimizer_class.__init__ = original
+            _guarded(_watch)
+        optimizer_class.__init__(self, *args, **kwargs)
+
+    optimizer_class.__init__ = __init__
+
+
+def _watch():
+    from distmon.integrations.launcher.training_watch import begin
+
+    begin()
+
+
+def _enable_deepspeed(_):
+    from distmon.integrations.launcher.training_watch import enable_deepspeed
+
+    enable_deepspeed()
+
+
+def _step_aside():
+    """Import the `sitecustomize` that would have been found without this one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    mine = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        if mine is not None:
+            sys.modules["sitecustomize"] = mine
+
+
+if "_DISTMON_RUN" in os.environ:
+    sys.meta_path.insert(0, _AfterImport("torch", _wait_for_optimizer))
+    sys.meta_path.insert(0, _AfterImport("deepspeed", _enable_deepspeed))
+_step_aside()

@@ -1,0 +1,118 @@
+"""`distmon run [torchrun options] train.py [arguments]`: start a script under the monitor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from distmon.config import load_config
+from distmon.errors import ConfigError
+
+PREFIX: Final = "--distmon."
+VARIABLE: Final = "_DISTMON_RUN"
+"""Environment variable that carries the settings to the processes of the training."""
+BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
+
+
+@dataclass
+class Command:
+    """A command line, taken apart."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Keys of the monitor's configuration; `config` is a file."""
+    launcher: list[str] = field(default_factory=list)
+    """Options of torchrun."""
+    script: list[str] = field(default_factory=list)
+    """The script or, after `-m`, the module, and its arguments."""
+    is_module: bool = False
+
+
+def split(arguments: Sequence[str], parser: Any) -> Command:
+    """Take the command line apart; what follows the script is left alone.
+
+    `parser` is torchrun's, which knows which of its options have a value. Options are not
+    abbreviated, so that `--monitor` belongs to the script.
+    """
+    command, rest = Command(), [*arguments]
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        name, equals, value = option.partition("=")
+        if name.startswith(PREFIX):
+            if not equals:
+                if not rest:
+                    raise ConfigError(f"{name} needs a value")
+                value = rest.pop(0)
+            _set(command.settings, name.removeprefix(PREFIX), value)
+        elif option in ("-m", "--module"):
+            command.is_module = True
+        elif (action := parser._option_string_actions.get(name)) is None:
+            raise ConfigError(
+                f"distmon run has no option {name}: it takes those of torchrun, and settings such "
+                f"as {PREFIX}interval 50; options of the script follow the script"
+            )
+        else:
+            command.launcher.append(option)
+            if not equals and action.nargs != 0 and rest:
+                command.launcher.append(rest.pop(0))
+    if not rest:
+        raise ConfigError("distmon run needs a script: distmon run [torchrun options] train.py")
+    command.script = rest
+    return command
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Replace this process by the training, or run torchrun in it when it is asked for."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    parser = torchrun.get_args_parser()
+    parser.allow_abbrev = False
+    parser.prog = "distmon run"
+    command = split(arguments, parser)
+    overrides = dict(command.settings)
+    config = overrides.pop("config", None)
+    load_config(config, overrides)  # a mistake is reported before anything starts
+    if not command.is_module and not Path(command.script[0]).is_file():
+        raise ConfigError(f"there is no script {command.script[0]}")
+    config = None if config is None else str(Path(config).absolute())
+    os.environ[VARIABLE] = json.dumps({"config": config, "overrides": overrides})
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *([others] if others else [])])
+    module = ["-m"] if command.is_module else []
+    if command.launcher:
+        options = parser.parse_args([*command.launcher, *module, *command.script])
+        record(torchrun.run)(options)  # prints which rank failed, as torchrun does
+    else:
+        # Not torchrun: it sets RANK also for a single process, and scripts branch on that.
+        os.execv(sys.executable, [sys.executable, *module, *command.script])
+
+
+def _set(settings: dict[str, Any], key: str, text: str) -> None:
+    """Set `rules.frozen.patience` and the like; the value is YAML."""
+    path = key.replace("-", "_").split(".")
+    for part in path[:-1]:
+        settings = settings.setdefault(part, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{PREFIX}{key} is inside a key that has a value already")
+    settings[path[-1]] = text if path in (["config"], ["run_dir"]) else _value(key, text)
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{PREFIX}{key}: cannot read the value {text!r} as YAML") from None
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):  # YAML 1.1 takes 1e-3 for text
+            return float(value)
+    return value

@@ -1,0 +1,255 @@
+"""Find model, optimizers, losses and steps of an unmodified script, and attach monitors to them."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from distmon.attach import attach, is_engine
+from distmon.config import MonitorConfig, load_config
+from distmon.integrations.auto.loop_signals import LoopSignals
+from distmon.integrations.auto.step_report import AutoStep
+from distmon.integrations.launcher.command import VARIABLE
+from distmon.integrations.launcher.model_search import ModelSearch
+from distmon.integrations.launcher.rendezvous import (
+    all_ranks_meet,
+    is_side_process,
+    ranks_are_known,
+)
+from distmon.integrations.patches import Patches
+from distmon.monitor import Monitor
+from distmon.runs.run_names import new_run_path
+
+log = logging.getLogger("distmon")
+
+
+def begin() -> TrainingWatch:
+    """Watch the training of this process, with the settings that `distmon run` was given."""
+    watch = TrainingWatch(_settings())
+    watch.begin()
+    return watch
+
+
+def enable_deepspeed() -> None:
+    """Monitor DeepSpeed engines; their config need not have a block."""
+    from distmon.integrations.deepspeed import enable
+
+    enable(_settings())
+
+
+def _settings() -> MonitorConfig:
+    given = json.loads(os.environ.get(VARIABLE) or "{}")
+    return load_config(given.get("config"), given.get("overrides") or {})
+
+
+class TrainingWatch:
+    """Listens to torch in one process. A fault in it is logged once, and ends the watching."""
+
+    def __init__(self, settings: MonitorConfig) -> None:
+        self._settings = settings
+        self._search = ModelSearch()
+        self._steps: list[AutoStep] = []
+        self._patches = Patches()
+        self._signals = LoopSignals(self)
+        self._looking: RemovableHandle | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._folder: Path | None = None
+        self._stepping: Any = None
+        self._ended = not settings.enabled
+        self._pid = os.getpid()
+
+    def begin(self) -> None:
+        """Install the hooks."""
+        if self._ended:
+            return
+        self._patches.apply(torch.optim.Optimizer, "__init__", self._noting_optimizers)
+        self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
+        self._signals.begin()
+        if dist.is_available():
+            for owner in (dist, dist.distributed_c10d):
+                self._patches.apply(owner, "destroy_process_group", self._closing_first)
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def close(self) -> None:
+        """Close the monitors; a child process that was forked leaves them alone."""
+        if os.getpid() != self._pid:
+            return
+        steps, self._steps = self._steps, []
+        for step in steps:
+            step.monitor.close()
+        if not steps and not self._ended and self._search.optimizers:
+            names = sorted({type(each).__name__ for each in self._search.optimizers})
+            self._say(f"no monitor was attached: no module has all parameters of {names}")
+        self._end()
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def _noting_optimizers(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if not self._ended:
+                self._search.add(optimizer)
+                self._look()
+
+        return __init__
+
+    def _closing_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def destroy_process_group(group: Any = None) -> Any:
+            if group is None or group is dist.GroupMember.WORLD:
+                self.close()
+            return original(group)
+
+        return destroy_process_group
+
+    def _look(self) -> None:
+        # A global hook costs a microsecond for every module call, so it is there only while a
+        # model is searched for.
+        if self._looking is None:
+            self._looking = register_module_forward_pre_hook(self._on_call)
+
+    def _on_call(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            return
+        if is_engine(module):  # its integration attaches
+            self._leave(self._search.optimizers)
+        elif ranks_are_known() and self._search.call(module):
+            self._guarded(lambda: self._attach(module))
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self._stepping = optimizer
+        for step in self._steps:
+            step.optimizer_begins(optimizer)
+        # Not in the first step of a closure, which has not called the model yet.
+        if self._search.has_called:
+            self._guarded(lambda: self._attach_late(optimizer))
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._stepping = None
+        if self._search.optimizers:
+            self._guarded(lambda: self._attach_late(optimizer))
+        for step in self._steps:
+            step.optimizer_stepped(optimizer)
+
+    def loss(self, value: torch.Tensor) -> None:
+        """Pass a loss on to all monitors; see `LoopSignals`."""
+        for step in self._steps:
+            step.loss(value)
+
+    def grad_norm(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
+        """Pass a gradient norm on to all monitors."""
+        for step in self._steps:
+            step.grad_norm(parameters, norm)
+
+    def scaler_stepped(self, optimizer: Any) -> None:
+        """Pass a step of a scaler on to all monitors."""
+        for step in self._steps:
+            step.scaler_stepped(optimizer)
+
+    # -- attaching -------------------------------------------------------------------------------
+
+    def _attach_late(self, optimizer: Any) -> None:
+        """Attach at a step of an optimizer whose root was not called as a module."""
+        if not ranks_are_known() or all(o is not optimizer for o in self._search.optimizers):
+            return
+        root = self._search.smallest_holder(optimizer)
+        if root is None:
+            called = self._search.called_by_hand(optimizer)
+            if not called:
+                self._leave([optimizer])
+                self._say(f"{type(optimizer).__name__} trains no module and is not monitored")
+                return
+            root = nn.ModuleDict({_name_of(m, i): m for i, m in enumerate(called)})
+        self._attach(root)
+
+    def _attach(self, root: nn.Module) -> None:
+        optimizers = self._search.trained_in(root)
+        self._leave(optimizers)
+        if is_side_process() or any(map(_has_monitor, optimizers)):
+            return
+        if not all_ranks_meet(len(self._steps)):
+            self._say(f"{type(root).__name__} is not monitored: not every rank trains it")
+            return
+        options: dict[str, Any] = {"console": Console(stderr=True)}
+        if self._settings.run_dir is None or self._steps:
+            options["run_dir"] = self._run_dir()
+        monitor = attach(root, optimizers, self._settings, **options)
+        if isinstance(monitor, Monitor):
+            step = AutoStep(monitor, optimizers)
+            if self._stepping is not None:  # the model is called by the closure of an optimizer
+                step.optimizer_begins(self._stepping)
+            self._steps.append(step)
+            atexit.unregister(self.close)
+            atexit.register(self.close)  # before what the monitor has registered
+
+    def _run_dir(self) -> Path | None:
+        """Return the folder of the next monitor: numbered after the first one."""
+        if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
+            return None
+        if self._folder is None:
+            self._folder = self._settings.run_dir or new_run_path()
+        if not self._steps:
+            return self._folder
+        return self._folder.with_name(f"{self._folder.name}-model{len(self._steps) + 1}")
+
+    def _leave(self, optimizers: list[Any]) -> None:
+        self._search.remove(optimizers)
+        if not self._search.optimizers and self._looking is not None:
+            self._looking.remove()
+            self._looking = None
+
+    def _guarded(self, function: Callable[[], None]) -> None:
+        """Call a function; when it fails, watch nothing more and let the training go on."""
+        try:
+            function()
+        except Exception as error:
+            self._say(f"{type(error).__name__}: {error}; training continues without the monitor")
+            self._leave(self._search.optimizers)
+
+    def _say(self, text: str) -> None:
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+            log.warning("distmon: %s", text)
+
+    def _forget(self) -> None:
+        """Leave a forked child alone: its monitors belong to the parent."""
+        self._steps = []
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._leave(self._search.optimizers)
+        self._signals.end()
+        self._patches.undo()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def _has_monitor(optimizer: Any) -> bool:
+    """Return whether the script has attached a monitor itself."""
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {})
+    return any(str(getattr(h, "__module__", "")).startswith("distmon.") for h in hooks.values())
+
+
+def _name_of(module: nn.Module, number: int) -> str:
+    return f"{type(module).__name__}{number}".lower()

@@ -1,0 +1,131 @@
+"""`distmon run` starts a script as plain Python does."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from started_scripts import DISTMON_RUN, ROOT, finish, records, run, start
+
+from distmon.errors import ConfigError
+from distmon.integrations.launcher.command import split
+
+SCRIPT = """
+import os, sys
+print(__name__, __file__, sys.argv, sorted(k for k in sys.modules if k.startswith("distmon")))
+print([p for p in sys.path if "bootstrap" in p], "RANK" in os.environ, os.environ["MINE"])
+import torch
+from torch.utils.data import DataLoader
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return torch.full((4,), float(i))
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    # Processes that do not train get nothing of distmon.
+    print([name for name in sys.modules if name.startswith("distmon")])
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    losses = []
+    for x in DataLoader(Noisy(), batch_size=4, num_workers=1):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            return loss
+        optimizer.step(closure)
+    print("first loss", losses[0])
+    raise ValueError("my own mistake")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_output_exit_code_and_traceback_are_those_of_python(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("import os; os.environ['MINE'] = 'kept'")
+    script = tmp_path / "train me.py"
+    script.write_text(SCRIPT)
+    path = {"PYTHONPATH": str(tmp_path / "site")}
+    arguments = [str(script), "--monitor", "-m", "--distmon.interval", "3"]
+    plain = start([sys.executable, *arguments], tmp_path, **path)
+    options = ["--distmon.interval", "1", "--distmon.run_dir", "run"]
+    watched = run([*DISTMON_RUN, *options, *arguments], tmp_path, **path)
+    expected = finish(plain)
+    assert (watched.code, watched.out) == (1, expected.out)
+    traceback = r"Traceback \(most.*my own mistake\n"
+    (found_traceback,) = re.findall(traceback, watched.err, re.S)
+    assert [found_traceback] == re.findall(traceback, expected.err, re.S)
+    found = records(tmp_path / "run")
+    assert [record["step"] for record in found] == [1, 2], "closed by the exception as well"
+    (first,) = re.findall(r"first loss (\S+)", watched.out)
+    assert found[0]["metrics"]["train/step_loss"] == pytest.approx(float(first), rel=1e-6)
+
+
+MODULE = """
+import sys, torch, distmon
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if "--own" in sys.argv:
+    distmon.attach(model, optimizer, interval=1, run_dir="own", sinks=["jsonl"])
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+sys.exit(7)
+"""
+
+
+def test_a_module_with_exit_code_and_a_script_that_attaches_itself(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/train.py").write_text(MODULE)
+    settings = ["--distmon.interval=1", "--distmon.sinks=jsonl"]
+    own = start([*DISTMON_RUN, *settings, "-m", "pkg.train", "--own"], tmp_path)
+    watched = run([*DISTMON_RUN, *settings, "-m", "pkg.train"], tmp_path)
+    assert watched.code == 7, watched.err
+    assert [record["step"] for record in records(tmp_path / "runs/latest")] == [1, 2, 3]
+    assert finish(own).code == 7
+    assert len(os.listdir(tmp_path / "runs")) == 2, "one run and the link to it"
+
+
+class _Options:
+    """The part of torchrun's parser that `split` needs."""
+
+    def __init__(self) -> None:
+        from torch.distributed.run import get_args_parser
+
+        self._option_string_actions = get_args_parser()._option_string_actions
+
+
+def test_the_command_line_is_taken_apart_without_abbreviations() -> None:
+    options = ["--nproc-per-node", "2", "--distmon.rules.frozen.patience=2", "--standalone"]
+    script = ["launch/train.py", "--monitor", "--distmon.interval", "5"]
+    command = split([*options, *script], _Options())
+    assert command.launcher == ["--nproc-per-node", "2", "--standalone"]
+    assert command.settings == {"rules": {"frozen": {"patience": 2}}}
+    assert command.script == script
+    command = split(["--distmon.budget", "1e-3", "-m", "pkg.train", "-m"], _Options())
+    assert (command.settings, command.is_module) == ({"budget": 1e-3}, True)
+    assert command.script == ["pkg.train", "-m"]
+    for wrong, words in (
+        (["--monitor", "train.py"], "has no option --monitor"),
+        (["--standalone"], "needs a script"),
+        (["--distmon.interval"], "needs a value"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            split(wrong, _Options())
+
+
+def test_a_mistake_is_one_sentence_before_anything_starts(tmp_path: Path) -> None:
+    from distmon.integrations.launcher.command import run as start_training
+
+    with pytest.raises(ConfigError, match='did you mean "interval"'):
+        start_training(["--distmon.intervall", "3", str(ROOT / "launch/train.py")])
+    with pytest.raises(ConfigError, match=r"there is no script .*nothing.py"):
+        start_training([str(tmp_path / "nothing.py")])

@@ -1,0 +1,147 @@
+"""What somebody sees who calls `attach` with the defaults for the first time."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from small_runs import batch, small_model, train
+
+import distmon
+from distmon.runs.run_names import new_run_path
+from distmon.runtime.schedule import StepSchedule
+
+
+def _train_with_defaults(steps: int, **settings: Any) -> list[str]:
+    """Train and return the lines that were printed."""
+    screen = io.StringIO()
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    console = Console(file=screen, width=160)
+    rules = {"bad_init": {"enabled": False}, "grad_imbalance": {"enabled": False}}
+    with distmon.attach(model, optimizer, console=console, rules=rules, **settings) as monitor:
+        opening = screen.getvalue()
+        assert "first record at step 10" in opening, "printed by attach itself"
+        train(model, optimizer, monitor, range(1, steps + 1))
+    return screen.getvalue().splitlines()
+
+
+def test_fifty_steps_with_the_defaults_print_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = _train_with_defaults(50)
+    assert "6 parameters" in lines[0]
+    assert "run folder runs/" in lines[0]
+    steps = [line.split()[0] for line in lines if line.startswith("step:")]
+    assert steps == ["step:10", "step:50"]
+    assert "loss:" in next(line for line in lines if line.startswith("step:50"))
+    assert "distmon: 1 record, " in lines[-1]
+    assert "own cost" in lines[-1]
+    run = distmon.read_run("runs/latest")
+    assert [*run.losses] == [*range(1, 51)], "also those after the last observation"
+    assert [*run.loss_ema] == [*range(1, 51)]
+    assert lines[-1].endswith(f"distmon show {Path('runs') / os.readlink('runs/latest')}")
+
+
+def test_the_state_after_close_has_each_loss_once(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = distmon.attach(model, optimizer, run_dir=tmp_path / "run", sinks=["jsonl"])
+    train(model, optimizer, monitor, range(1, 4))
+    before = monitor.state_dict()["cycle"]
+    monitor.close()
+    after = monitor.state_dict()["cycle"]
+    assert len(before["losses"]) == 3
+    assert before["record"]["loss_ema"] is None
+    assert after["losses"] == []
+    assert after["record"]["loss_ema"] == distmon.read_run(tmp_path / "run").loss_ema[3]
+
+
+def test_the_first_observation_is_early_and_only_once() -> None:
+    schedule = StepSchedule(100, first=10)
+    observed = []
+    for step in range(1, 301):
+        schedule.advance(step)
+        if schedule.is_observed:
+            observed.append((step, schedule.steps_since_observation))
+            schedule.started()
+    assert observed == [(10, 10), (100, 90), (200, 100), (300, 100)]
+    resumed = StepSchedule(100, first=10)
+    resumed.load_state_dict({"step": 150})
+    assert (resumed.next_observation, resumed.steps_since_observation) == (200, 50)
+    assert StepSchedule(4, first=10).next_observation == 4
+
+
+def test_a_forgotten_step_is_mentioned_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model()
+    parts = [[p] for p in model.parameters()]
+    optimizers = [torch.optim.SGD(part, lr=0.01) for part in parts]
+    with (
+        caplog.at_level(logging.WARNING, "distmon"),
+        distmon.attach(model, optimizers, run_dir=tmp_path / "run", sinks=[]) as monitor,
+    ):
+        model(batch(1)).sum().backward()
+
+        def step_all(times: int) -> None:
+            for _ in range(times):
+                for optimizer in optimizers:  # one hint for many optimizers, too
+                    optimizer.step()
+
+        step_all(199)
+        monitor.step(loss=1.0)
+        step_all(199)
+        assert "monitor.step()" not in caplog.text
+        step_all(300)
+    hints = [r.getMessage() for r in caplog.records if "monitor.step()" in r.getMessage()]
+    assert len(hints) == 1
+    assert "stepped 200 times without a call" in hints[0]
+
+
+def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    def now() -> datetime:
+        return datetime(2026, 1, 2, 3, 4, 5)
+
+    first = new_run_path(tmp_path, ["some/train gpt.py", "--x"], now)
+    assert first == tmp_path / "train-gpt-20260102-030405"
+    second = new_run_path(tmp_path, ["some/train gpt.py"], now)
+    assert second.name == "train-gpt-20260102-030405-2"
+    assert os.readlink(tmp_path / "latest") == second.name
+    assert new_run_path(tmp_path, ["pkg/train/__main__.py"], now).name.startswith("train-")
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    new_run_path(tmp_path, ["-c"], now)
+    assert not (tmp_path / "latest").is_symlink(), "a folder of the user's stays"
+
+
+def test_fp32_masters_are_pointed_to_the_manual_form(tmp_path: Path) -> None:
+    model = small_model().to(torch.bfloat16)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=1.0)
+    with pytest.raises(distmon.DistmonError, match="hooks=False"):
+        distmon.attach(model, optimizer, run_dir=tmp_path / "run")
+    settings: dict[str, Any] = {"run_dir": tmp_path / "run", "interval": 1, "sinks": []}
+    with distmon.attach(model, hooks=False, **settings) as monitor:
+        model(batch(1).to(torch.bfloat16)).float().square().mean().backward()
+        monitor.before_step()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+        monitor.after_step()
+        monitor.step(loss=1.0)
+        record = monitor.last_record
+    assert record is not None
+    assert record.metrics["monitor/update_ratio_median"] > 0
