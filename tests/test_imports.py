@@ -33,7 +33,7 @@ LAYERS = (
     ("integrations",),
     ("deepspeed",),  # the public name of integrations.deepspeed
     ("replay", "verify"),
-    ("bench",),
+    ("bench", "report"),
     ("cli",),
 )
 """From top to bottom; rooms of one layer do not import each other."""

@@ -52,6 +52,30 @@ def show(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file. Default: RUN/report.html.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Glob of parameters that must have their percentiles in the report. Repeatable. "
+            "In a model of up to 250 parameters all have them."
+        ),
+    ] = None,
+) -> None:
+    """Write one self-contained HTML file with plots of the run. It needs no network.
+
+    Long histories are binned: the file stays below 12 MB for any number of parameters and steps.
+    """
+    from distmon.report import write_report
+
+    path = write_report(run, output, params=param or ())
+    typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command()
 def metrics() -> None:
     """Print every metric with its unit, reduction and meaning, as Markdown."""
     from distmon.metrics import page

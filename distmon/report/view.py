@@ -1,0 +1,113 @@
+"""The view of a run: everything that the pages show, as plain values of bounded size.
+
+The report embeds it, `serve` sends it and then the views of what is new, which the page appends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from distmon.report import series
+from distmon.report.encoding import short_name
+from distmon.report.param_history import ParamHistory
+from distmon.report.run_state import run_state
+from distmon.runs.reader import News
+
+MAX_ALERTS: Final = 500
+MAX_TEXT: Final = 2000
+
+
+def build_view(
+    name: str, news: News, *, globs: Sequence[str] = (), now: float | None = None
+) -> dict[str, Any]:
+    """Return the view of what was read. `globs` select parameters that must have percentiles."""
+    history = ParamHistory(news.info.get("parameters", ()))
+    history.add(news.params)
+    named = [param for alert in news.alerts for param in alert.get("params", ())]
+    params = history.view(named, globs)
+    when = time.time() if now is None else now
+    state, why = run_state(news.info, news.records, news.alerts, when)
+    records = news.records
+    return {
+        "name": name,
+        "time": when,
+        "state": {"name": state, "why": why},
+        "about": _about(news, params["total"]),
+        "scalars": series.scalars(records),
+        "loss": series.losses(news.losses, news.loss_ema),
+        "evaluations": series.evaluations(records),
+        "tasks": series.tasks(records),
+        "gain": series.gradient_gain(records),
+        "ranks": series.rank_telemetry(records),
+        "mfu_source": next((r["mfu_source"] for r in reversed(records) if r.get("mfu_source")), ""),
+        "params": params,
+        "alerts": _alerts(news.alerts),
+        "alert_count": len(news.alerts),
+        "faults": [
+            {"step": record["step"], "text": str(fault)[:MAX_TEXT]}
+            for record in records
+            for fault in record.get("faults") or ()
+        ][:MAX_ALERTS],
+        "problems": [*news.problems],
+    }
+
+
+def _about(news: News, parameters: int) -> dict[str, Any]:
+    info = news.info
+    reading = info.get("reading") or {}
+    return {
+        "attempts": [
+            {key: entry.get(key) for key in ("attempt", "resumed_from", "started", "world_size")}
+            for entry in info["attempts"][-MAX_ALERTS:]
+        ],
+        "settings": _flat(info.get("config", {})),
+        "versions": _flat(info.get("versions", {})),
+        "reading": str(reading.get("text", "")),
+        "elements": reading.get("elements"),
+        "sampled": reading.get("sampled_elements"),
+        "parameters": parameters,
+        "total_steps": info.get("config", {}).get("total_steps"),
+    }
+
+
+def _alerts(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the alerts in step order; of too many the most severe, then the newest."""
+    rank = {"critical": 0, "warning": 1, "info": 2}
+    kept = sorted(alerts, key=lambda a: (rank.get(a["severity"], 3), -a["step"]))[:MAX_ALERTS]
+    return [
+        {
+            "rule": str(alert["rule"])[:MAX_TEXT],
+            "severity": alert["severity"],
+            "step": alert["step"],
+            "attempt": alert["attempt"],
+            "message": str(alert["message"])[:MAX_TEXT],
+            "advice": [str(each)[:MAX_TEXT] for each in alert.get("advice", ())][:10],
+            "params": [short_name(each) for each in alert.get("params", ())][:20],
+            "layers": [short_name(each) for each in alert.get("layers", ())][:20],
+            "ranks": [*alert.get("ranks", ())][:64],
+        }
+        for alert in sorted(kept, key=lambda a: a["step"])
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested settings as `a.b.c` and text."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}"[:MAX_TEXT], _text(value)))
+    return rows[:1000]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping) or value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))[:MAX_TEXT] or "none"
+    return str(value)[:MAX_TEXT]
