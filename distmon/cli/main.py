@@ -76,6 +76,68 @@ def report(
 
 
 @app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run folder, of a run that is going on.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between readings.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the view once and exit.")] = False,
+) -> None:
+    """Show a run in the terminal while it goes on: losses, updates, ranks, alerts. Ctrl-C ends it.
+
+    It reads what is new in the folder, and continues when the run is resumed.
+    """
+    from distmon.cli.watch import watch as watch_run
+
+    watch_run(Console(), run, every, once)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The first run and those to compare with it: run folders, folders of them, "
+            "TensorBoard folders, CSV files, or wandb exports (CSV or JSON lines)."
+        ),
+    ],
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare at equal steps or tokens. Default: tokens where the runs differ in "
+            "tokens per step, else steps."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write this self-contained page with plots.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="'final_loss > 1%': exit code 1 if the quantity changed by more than that, and "
+            "by more than noise. Repeatable."
+        ),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="metric=column: a column of another tool's log, such as loss=my_loss."
+        ),
+    ] = None,
+) -> None:
+    """Compare runs with the first one: what differs, what is better or worse, and where.
+
+    A verdict is about the last fifth of what both runs have. Exit code 1 with --fail-if, 2 for bad
+    options.
+    """
+    from distmon.cli.compare import CompareOptions
+    from distmon.cli.compare import compare as run_comparison
+
+    options = CompareOptions(runs, by, html, json, fail_if or (), map_ or ())
+    if code := run_comparison(_console(), options):
+        raise typer.Exit(code)
+
+
+@app.command()
 def metrics() -> None:
     """Print every metric with its unit, reduction and meaning, as Markdown."""
     from distmon.metrics import page

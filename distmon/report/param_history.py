@@ -94,20 +94,10 @@ class ParamHistory:
             "details": {metric: grid for metric, grid in details.items() if grid is not None},
         }
 
-    def latest(self, count: int) -> list[dict[str, Any]]:
-        """Return the parameters with the largest update ratio over the newest observations."""
-        rows = np.arange(len(self._rows))
-        if not self.observations:
-            return []
-        ratios = self._grid.means(RATIO, rows, MAX_COLUMNS)[1][:, -1]
-        norms = self._grid.means("grad_norm", rows, MAX_COLUMNS)[1][:, -1]
-        names = [*self._rows]
-        order = np.argsort(np.where(np.isnan(ratios), -1.0, ratios))[::-1][:count]
-        return [
-            {"name": names[row], "ratio": float(ratios[row]), "grad_norm": float(norms[row])}
-            for row in order
-            if not np.isnan(ratios[row])
-        ]
+    def by_name(self, metric: str, columns: int) -> tuple[list[int], dict[str, Any]]:
+        """Return the last step of each column, and the means of every parameter."""
+        steps, means = self._grid.means(metric, np.arange(len(self._rows)), columns)
+        return steps, dict(zip(self._rows, means, strict=True))
 
     def _encoded(self, metric: str, rows: NDArray[np.int64], cells: int) -> dict[str, Any] | None:
         columns = min(MAX_COLUMNS, max(8, cells // max(1, len(rows))))
@@ -162,4 +152,3 @@ def _by_interest(
     spread = np.linspace(0, len(names) - 1, min(len(names), DETAILED)).astype(np.int64)
     order = [*asked, *by_ratio[::-1][:quarter], *by_ratio[:quarter], *spread, *range(len(names))]
     return np.array([*dict.fromkeys(int(row) for row in order)], np.int64)
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Literal
 
@@ -52,7 +53,7 @@ def _last_step(records: Sequence[Mapping[str, Any]]) -> int:
 
 def _usual_time(records: Sequence[Mapping[str, Any]]) -> float:
     times = [_time(record) for record in records[-20:]]
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False) if b > a]
+    gaps = [b - a for a, b in pairwise(times) if b > a]
     return median(gaps) if gaps else 0.0
 
 

@@ -62,8 +62,8 @@ def _about(news: News, parameters: int) -> dict[str, Any]:
             {key: entry.get(key) for key in ("attempt", "resumed_from", "started", "world_size")}
             for entry in info["attempts"][-MAX_ALERTS:]
         ],
-        "settings": _flat(info.get("config", {})),
-        "versions": _flat(info.get("versions", {})),
+        "settings": flat(info.get("config", {})),
+        "versions": flat(info.get("versions", {})),
         "reading": str(reading.get("text", "")),
         "elements": reading.get("elements"),
         "sampled": reading.get("sampled_elements"),
@@ -92,12 +92,12 @@ def _alerts(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Return nested settings as `a.b.c` and text."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            rows += _flat(value, f"{prefix}{key}.")
+            rows += flat(value, f"{prefix}{key}.")
         else:
             rows.append((f"{prefix}{key}"[:MAX_TEXT], _text(value)))
     return rows[:1000]

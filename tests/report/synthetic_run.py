@@ -63,7 +63,10 @@ def made_up_record(
             "performance/monitor_fraction": 4e-4,
         },
         params=ParamTable(names, columns, bins),
-        ranks={"step_seconds": 0.25 + 0.01 * noise.random(ranks), "temperature_c": np.full(ranks, 60.0)},
+        ranks={
+            "step_seconds": 0.25 + 0.01 * noise.random(ranks),
+            "temperature_c": np.full(ranks, 60.0),
+        },
         mfu_source="6N FLOPs per token over 312 TFLOP/s",
         losses=losses,
         loss_ema=dict.fromkeys(losses, loss),
@@ -85,7 +88,9 @@ def write_run(
 ) -> Path:
     """Write the folder of a run and return it."""
     names = names or layer_names(params)
-    table = [{"name": n, "shape": [64, 64], "dtype": "float32", "requires_grad": True} for n in names]
+    table = [
+        {"name": n, "shape": [64, 64], "dtype": "float32", "requires_grad": True} for n in names
+    ]
     total = observations * interval
     settings = {"interval": interval, "total_steps": total, **config}
     folder = RunFolder.open(path, config=settings, parameters=table)

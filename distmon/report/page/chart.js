@@ -78,6 +78,7 @@ distmon.layout = function (view, colors, extra = {}) {
     font: { color: colors.text, size: 12, family: "system-ui, sans-serif" },
     margin: { l: 58, r: 18, t: marks.shapes.length ? 26 : 10, b: 40 }, hovermode: "closest", dragmode: "zoom",
     hoverlabel: { bgcolor: colors.ground, bordercolor: colors.faint, font: { color: colors.text }, align: "left", namelength: -1 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colors.faint, activecolor: colors.text },
     legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: 11 } },
     ...marks, ...extra,
     xaxis: { ...axis, title: { text: "step", standoff: 4, font: { size: 11 } }, range: distmon.range || (view ? distmon.span(view) : undefined), ...(extra.xaxis || {}) },
@@ -88,7 +89,7 @@ distmon.layout = function (view, colors, extra = {}) {
 
 distmon.config = {
   responsive: true, displaylogo: false, showTips: false,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
 };
 
 distmon.Chart = class {
@@ -131,7 +132,10 @@ distmon.Chart = class {
       return;
     }
     if (!this.drawn) { this.plot.textContent = ""; this.plot.classList.remove("empty"); this.plot.tabIndex = 0; }
-    if (this.options.fit) this.plot.style.height = `${this.options.fit()}px`;
+    if (this.options.fit) {
+      built.layout.height = this.options.fit();
+      this.plot.style.height = `${built.layout.height}px`;
+    }
     Plotly.react(this.plot, built.traces, built.layout, distmon.config);
     if (!this.drawn) {
       this.drawn = true;
