@@ -91,6 +91,27 @@ def watch(
 
 
 @app.command()
+def serve(
+    runs_dir: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
+    address: Annotated[
+        str, typer.Option(help="Where to listen. Another than loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 8471,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DISTMON_SERVE_TOKEN",
+            help="At least 16 characters; better in the environment, where others do not see it.",
+        ),
+    ] = None,
+) -> None:
+    """Show runs in a browser while they go on. Read-only."""
+    from distmon.cli.serve import serve as serve_runs
+
+    serve_runs(_console(), runs_dir, address, port, token or None)
+
+
+@app.command()
 def compare(
     runs: Annotated[
         list[Path],

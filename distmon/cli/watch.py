@@ -136,6 +136,8 @@ def _tail(name: str, most: int) -> str:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "NaN/Inf"
+    if 1e4 <= abs(value) < 1e9:
+        return f"{value / 1e6:.3g}M" if abs(value) >= 1e6 else f"{value / 1e3:.3g}k"
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.2e}"
 
 

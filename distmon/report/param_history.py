@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any, Final
@@ -33,6 +34,14 @@ DETAILED: Final = 250
 DETAIL_COLUMNS: Final = 128
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of a view, by name."""
+
+    shown: list[str]
+    detailed: list[str]
+
+
 class ParamHistory:
     """Collects batches of `params.arrow`, and returns what fits into a view."""
 
@@ -43,6 +52,8 @@ class ParamHistory:
         self._grid = StreamingGrid(METRICS, len(self._rows), columns)
         self._names: tuple[Any, NDArray[np.int64]] | None = None
         self.observations = 0
+        self.layout: Layout | None = None
+        """Which parameters the last view has."""
 
     def add(self, batches: Iterable[Any]) -> None:
         """Take in batches; one may hold several observations."""
@@ -61,20 +72,36 @@ class ParamHistory:
             self._names = names, np.array([self._rows[name] for name in listed], np.int64)
         return self._names[1]
 
-    def view(self, named: Iterable[str] = (), globs: Sequence[str] = ()) -> dict[str, Any]:
+    def view(
+        self,
+        named: Iterable[str] = (),
+        globs: Sequence[str] = (),
+        layout: Layout | None = None,
+    ) -> dict[str, Any]:
         """Return the parameters in the order of the model.
 
         Percentiles are those of the parameters that `globs` and alerts (`named`) name, then of the
-        largest and smallest update ratios, then of others spread over the depth.
+        largest and smallest update ratios, then of others spread over the depth; or those of the
+        `layout` of an earlier view, which this one continues.
         """
         names = [*self._rows]
         if not self.observations:
-            return {"names": [], "total": len(names), "grids": {}, "detailed": []}
-        everything = np.arange(len(names))
-        last = self._grid.means(RATIO, everything, 1)[1][:, 0]
-        order = _by_interest(names, last, [*named], globs)
-        shown = np.sort(order[:MAX_ROWS])
-        detailed = np.sort(order[:DETAILED])
+            return {"names": [], "total": len(names), "grids": {}, "detailed": [], "details": {}}
+        if layout is None:
+            last = self._grid.means(RATIO, np.arange(len(names)), 1)[1][:, 0]
+            order = _by_interest(names, last, [*named], globs)
+            shown, detailed = np.sort(order[:MAX_ROWS]), np.sort(order[:DETAILED])
+            layout = Layout([names[r] for r in shown], [names[r] for r in detailed])
+        else:
+            for name in layout.shown:
+                self._rows.setdefault(name, len(self._rows))
+            self._grid.grow(len(self._rows))
+            names = [*self._rows]
+            shown, detailed = (
+                np.array([self._rows[name] for name in chosen], np.int64)
+                for chosen in (layout.shown, layout.detailed)
+            )
+        self.layout = layout
         place = {int(row): at for at, row in enumerate(shown)}
         grids = {
             RATIO: self._encoded(RATIO, shown, RATIO_CELLS),

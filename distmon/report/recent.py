@@ -43,8 +43,12 @@ class RankLine:
 class RecentRun:
     """Reads what is new at each `update`; starts over when the run was resumed."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, kept: int = KEPT, params: bool = True
+    ) -> None:
         self._tail = RunTail(path)
+        self._kept = kept
+        self._reads_params = params
         self.path = self._tail.path
         self.waiting = ""
         """Why the folder cannot be read at the moment, as while it is replaced."""
@@ -52,9 +56,11 @@ class RecentRun:
 
     def _clear(self) -> None:
         self.info: Mapping[str, Any] = {"attempts": []}
-        self.losses: deque[float] = deque(maxlen=KEPT)
-        self.records: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.losses: deque[float] = deque(maxlen=self._kept)
+        self.records: deque[dict[str, Any]] = deque(maxlen=self._kept)
         self.alerts: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.alert_counts: dict[str, int] = {}
+        """Alerts of the whole run by severity."""
         self._batch: Any = None
 
     def update(self) -> bool:
@@ -76,7 +82,10 @@ class RecentRun:
         self.losses += news.losses.values()
         self.records += news.records
         self.alerts += news.alerts
-        for batch in news.params:
+        for alert in news.alerts:
+            severity = str(alert["severity"])
+            self.alert_counts[severity] = self.alert_counts.get(severity, 0) + 1
+        for batch in news.params if self._reads_params else ():
             if batch.num_rows:
                 self._batch = batch
         return bool(news.replaces or news.records or news.alerts)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from distmon.report import series
 from distmon.report.encoding import short_name
-from distmon.report.param_history import ParamHistory
+from distmon.report.param_history import Layout, ParamHistory
 from distmon.report.run_state import run_state
 from distmon.runs.reader import News
 
@@ -19,21 +19,29 @@ MAX_ALERTS: Final = 500
 MAX_TEXT: Final = 2000
 
 
-def build_view(
-    name: str, news: News, *, globs: Sequence[str] = (), now: float | None = None
-) -> dict[str, Any]:
+def build_view(name: str, news: News, *, globs: Sequence[str] = ()) -> dict[str, Any]:
     """Return the view of what was read. `globs` select parameters that must have percentiles."""
+    return view_and_layout(name, news, globs=globs)[0]
+
+
+def view_and_layout(
+    name: str, news: News, *, globs: Sequence[str] = (), layout: Layout | None = None
+) -> tuple[dict[str, Any], Layout | None]:
+    """Return the view and which parameters it has; with a `layout`, what continues that view."""
     history = ParamHistory(news.info.get("parameters", ()))
     history.add(news.params)
     named = [param for alert in news.alerts for param in alert.get("params", ())]
-    params = history.view(named, globs)
-    when = time.time() if now is None else now
-    state, why = run_state(news.info, news.records, news.alerts, when)
+    params = history.view(named, globs, layout)
+    now = time.time()
+    return _view(name, news, params, now), history.layout or layout
+
+
+def _view(name: str, news: News, params: dict[str, Any], now: float) -> dict[str, Any]:
     records = news.records
     return {
         "name": name,
-        "time": when,
-        "state": {"name": state, "why": why},
+        "time": now,
+        "state": state_entry(news.info, records, news.alerts, now),
         "about": _about(news, params["total"]),
         "scalars": series.scalars(records),
         "loss": series.losses(news.losses, news.loss_ema),
@@ -52,6 +60,17 @@ def build_view(
         ][:MAX_ALERTS],
         "problems": [*news.problems],
     }
+
+
+def state_entry(
+    info: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    alerts: Sequence[Mapping[str, Any]],
+    now: float,
+) -> dict[str, str]:
+    """Return the state of the run as the pages show it."""
+    state, why = run_state(info, records, alerts, now)
+    return {"name": state, "why": why}
 
 
 def _about(news: News, parameters: int) -> dict[str, Any]:

@@ -122,7 +122,7 @@ distmon.runPage = function (view, main) {
   nav.replaceChildren(...sections.map((each) => el("a", { href: `#${each.id}` }, each.querySelector("h2").textContent)));
   return {
     add(added) { distmon.append(view, added); fill(); params.updated(); distmon.refresh(); },
-    params,
+    params, fill,
   };
 };
 

@@ -54,46 +54,61 @@ distmon.rowOf = function (grid, row) {
   return Array.from(grid.steps, (_, column) => distmon.at(grid, row, column));
 };
 
+distmon.known = function (steps, added) {
+  // How many of the added steps are there already: a view may be newer than the first change.
+  const last = steps.length ? steps.at(-1) : -Infinity;
+  const first = added.findIndex((step) => step > last);
+  return first < 0 ? added.length : first;
+};
+
 distmon.appendGrid = function (old, added) {
   if (!added) return old;
   if (!old) return added;
   const a = distmon.grid(old), b = distmon.grid(added);
-  if (a.rows !== b.rows) return a;
-  const values = new Float32Array(a.values.length + b.values.length);
+  const skip = distmon.known(a.steps, b.steps);
+  if (a.rows !== b.rows || skip === b.steps.length) return a;
+  const more = b.values.subarray(skip * b.rows);
+  const values = new Float32Array(a.values.length + more.length);
   values.set(a.values);
-  values.set(b.values, a.values.length);
-  return { ...a, values, steps: a.steps.concat(b.steps), data: "" };
+  values.set(more, a.values.length);
+  return { ...a, values, steps: a.steps.concat(b.steps.slice(skip)), data: "" };
 };
 
 distmon.append = function (view, added) {
   // Appends the view of what is new; everything that is not a history is replaced.
-  const series = (old, more, keys) => {
-    for (const key of keys) old[key] = (old[key] || []).concat(more[key] || []);
-  };
+  const cut = (more, skip, keys) => Object.fromEntries(keys.map((key) => [key, (more[key] || []).slice(skip)]));
+  const join = (old, more) => { for (const key of Object.keys(more)) old[key] = (old[key] || []).concat(more[key]); };
   const count = view.scalars.steps.length;
-  series(view.scalars, added.scalars, ["steps", "times"]);
-  view.scalars.observations += added.scalars.observations;
+  const skip = distmon.known(view.scalars.steps, added.scalars.steps);
+  const fresh = added.scalars.steps.length - skip;
+  join(view.scalars, cut(added.scalars, skip, ["steps", "times"]));
+  view.scalars.observations += fresh;
   const tags = new Set([...Object.keys(view.scalars.values), ...Object.keys(added.scalars.values)]);
   for (const tag of tags) {
     const before = view.scalars.values[tag] || Array(count).fill(null);
-    const after = added.scalars.values[tag] || Array(added.scalars.steps.length).fill(null);
+    const after = added.scalars.values[tag] ? added.scalars.values[tag].slice(skip) : Array(fresh).fill(null);
     view.scalars.values[tag] = before.concat(after);
   }
-  if (view.loss.low.length) {
-    view.loss.low = view.loss.low.concat(added.loss.mean);
-    view.loss.high = view.loss.high.concat(added.loss.mean);
+  const before = distmon.known(view.loss.steps, added.loss.steps);
+  const bad = added.loss.bad.filter((step) => step > (view.loss.steps.at(-1) ?? -1));
+  const losses = cut(added.loss, before, ["steps", "mean", "ema"]);
+  if (view.loss.low.length) join(view.loss, { low: losses.mean, high: losses.mean });
+  join(view.loss, { ...losses, bad });
+  view.loss.bad_count += bad.length;
+  for (const key of ["evaluations", "alerts", "faults"]) {
+    const has = new Set(view[key].map((each) => JSON.stringify(each)));
+    const news = added[key].filter((each) => !has.has(JSON.stringify(each)));
+    view[key] = view[key].concat(news);
+    if (key === "alerts") view.alert_count += news.length;
   }
-  series(view.loss, added.loss, ["steps", "mean", "ema", "bad"]);
-  view.loss.bad_count += added.loss.bad_count;
-  series(view, added, ["evaluations", "alerts", "faults"]);
-  view.alert_count += added.alert_count;
+  const done = distmon.known(view.tasks.steps, added.tasks.steps);
   const names = new Set([...Object.keys(view.tasks.values), ...Object.keys(added.tasks.values)]);
   for (const name of names) {
     const blank = (n) => Array(n).fill(null);
     view.tasks.values[name] = (view.tasks.values[name] || blank(view.tasks.steps.length)).concat(
-      added.tasks.values[name] || blank(added.tasks.steps.length));
+      (added.tasks.values[name] || blank(added.tasks.steps.length)).slice(done));
   }
-  view.tasks.steps = view.tasks.steps.concat(added.tasks.steps);
+  view.tasks.steps = view.tasks.steps.concat(added.tasks.steps.slice(done));
   view.gain = distmon.appendGrid(view.gain, added.gain);
   if (!view.ranks) view.ranks = added.ranks;
   else if (added.ranks) {
