@@ -27,13 +27,15 @@ LAYERS = (
     ("rules",),
     ("runs",),
     ("sinks",),
+    ("replay",),
+    ("report",),
     ("runtime",),
     ("monitor",),
     ("attach",),
     ("integrations",),
     ("deepspeed",),  # the public name of integrations.deepspeed
-    ("replay", "verify"),
-    ("bench", "report"),
+    ("verify",),
+    ("bench",),
     ("cli",),
 )
 """From top to bottom; rooms of one layer do not import each other."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,10 +32,17 @@ def serve(console: Console, root: Path, address: str, port: int, token: str | No
     shown = f"[{address}]" if ":" in address else address
     url = f"http://{shown}:{listener.getsockname()[1]}/"
     console.print(escape(f"distmon: runs of {root} at {url}" + ("?token=..." if token else "")))
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            app.state.pages.closing = True
+            super().handle_exit(sig, frame)
+
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off"
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off"
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    with suppress(KeyboardInterrupt):
+        Server(config).run(sockets=[listener])
 
 
 def _listen(address: str, port: int) -> socket.socket:

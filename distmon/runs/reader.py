@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rich.table import Table
 
 from distmon.metrics import RENAMED, current_name
+from distmon.record.summary_table import html_table, rich_table
 from distmon.runs import params_file
 from distmon.runs.file_tails import LineTail, ParamTail
 from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, read_info
@@ -37,6 +39,31 @@ class Run:
     """Moving average of the loss."""
     problems: tuple[str, ...]
     """Parts that could not be read, one sentence each."""
+
+    def __rich__(self) -> Table:
+        """Show what the run has as a table."""
+        return rich_table(f"run {self.path}", self._rows)
+
+    def _repr_html_(self) -> str:
+        return html_table(f"run {self.path}", self._rows)
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        attempts = self.info["attempts"]
+        rows = [
+            ("last step", str(self.records[-1]["step"]) if self.records else "none"),
+            ("records", str(len(self.records))),
+            ("parameters", str(len(self.info.get("parameters", ())))),
+            ("attempts", str(len(attempts))),
+            ("ranks", str(attempts[-1].get("world_size", "")) if attempts else "none"),
+        ]
+        if self.losses:
+            rows.append(("last loss", f"{next(reversed(self.losses.values())):.4g}"))
+        newest = [f"{a['severity']} {a['rule']} at step {a['step']}" for a in self.alerts[-5:]]
+        rows.append(
+            ("alerts", f"{len(self.alerts)}" + (f": {'; '.join(newest)}" if newest else ""))
+        )
+        return rows + [("could not be read", problem) for problem in self.problems]
 
 
 def read_run(path: str | os.PathLike[str], *, all_attempts: bool = False) -> Run:

@@ -23,7 +23,7 @@ def layer_names(count: int) -> tuple[str, ...]:
 
 
 def made_up_record(
-    step: int, names: tuple[str, ...], interval: int, ranks: int, seed: int
+    step: int, names: tuple[str, ...], interval: int, ranks: int, seed: int, tokens: float = 100
 ) -> Record:
     count = len(names)
     noise = np.random.default_rng((seed, step))
@@ -66,6 +66,7 @@ def made_up_record(
         ranks={
             "step_seconds": 0.25 + 0.01 * noise.random(ranks),
             "temperature_c": np.full(ranks, 60.0),
+            "tokens": np.full(ranks, tokens * interval / ranks),
         },
         mfu_source="6N FLOPs per token over 312 TFLOP/s",
         losses=losses,
@@ -84,20 +85,20 @@ def write_run(
     ranks: int = 2,
     alerts: tuple[Alert, ...] = (),
     seed: int = 0,
+    tokens: float = 100,
     **config: Any,
 ) -> Path:
     """Write the folder of a run and return it."""
     names = names or layer_names(params)
-    table = [
-        {"name": n, "shape": [64, 64], "dtype": "float32", "requires_grad": True} for n in names
-    ]
+    fields = {"shape": [64, 64], "dtype": "float32", "requires_grad": True}
+    table = [{"name": name, **fields} for name in names]
     total = observations * interval
     settings = {"interval": interval, "total_steps": total, **config}
     folder = RunFolder.open(path, config=settings, parameters=table)
     folder.begin_attempt(resumed_from=0, world_size=ranks)
     sinks = JsonlSink(folder, clock=lambda: 1.7e9), ArrowSink(folder)
     for step in range(interval, total + 1, interval):
-        record = made_up_record(step, names, interval, ranks, seed)
+        record = made_up_record(step, names, interval, ranks, seed, tokens)
         for sink in sinks:
             sink.record(record)
     for alert in alerts:

@@ -16,6 +16,7 @@ from distmon.report import write_report
 from distmon.rules.alert import Alert
 
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>'
+LOSS = "distmon.charts.find((c) => c.title === 'Loss')"
 ALERTS = (
     Alert("straggler", "warning", 120, "rank 1 is slow", ranks=(1,), advice=("look at its host",)),
     Alert(HOSTILE, "critical", 200, HOSTILE, params=(HOSTILE,), advice=(HOSTILE,)),
@@ -79,14 +80,13 @@ def test_keys_alone_reach_a_parameter_and_move_the_time_axis(browser: Any, repor
         assert "blocks.3.mlp" in page.locator("#param-history h3").text_content()
         loss = chart_of(page, "Loss").locator(".plot")
         loss.focus()
-        before = page.evaluate("distmon.charts[1].plot.layout.xaxis.range")
+        before = page.evaluate(f"{LOSS}.plot.layout.xaxis.range")
         page.keyboard.press("+")
         page.wait_for_function("distmon.syncing === false")
-        ranges = page.evaluate(
-            "distmon.charts.filter((c) => c.drawn && c.visible).map((c) => c.plot.layout.xaxis.range)"
-        )
+        drawn = "distmon.charts.filter((c) => c.drawn && c.visible)"
+        ranges = page.evaluate(f"{drawn}.map((c) => c.plot.layout.xaxis.range)")
         assert len({tuple(each) for each in ranges}) == 1
-        assert ranges[0][1] - ranges[0][0] < before[1] - before[0] if before else True
+        assert ranges[0][1] - ranges[0][0] < before[1] - before[0]
 
 
 def test_names_from_logs_are_text(browser: Any, report: Path) -> None:
@@ -121,13 +121,13 @@ def test_a_real_run_with_a_nan_and_a_resumed_one(browser: Any, tmp_path: Path) -
         draw_all(page)
         assert "nonfinite at step 6" in page.locator("#alerts").text_content()
         assert "resumed from step 4" in page.locator("#about").text_content()
-        marks = page.evaluate("distmon.charts[0].plot.layout.annotations.map((a) => a.text)")
+        marks = page.evaluate(f"{LOSS}.plot.layout.annotations.map((a) => a.text)")
         assert marks == ["attempt 1, from 4"]
         assert "NaN or Inf at" in chart_of(page, "Loss").text_content()
 
 
 def test_ten_thousand_parameters_stay_small_and_readable(browser: Any, tmp_path: Path) -> None:
-    path = write_report(write_run(tmp_path / "run", 10_000, 90))
+    path = write_report(write_run(tmp_path / "run", 10_000, 75))
     assert path.stat().st_size < 12e6
     with opened(browser, path) as page:
         draw_all(page)

@@ -39,7 +39,7 @@ distmon.runList = async function (main) {
     for (const [size, unit] of [[86400, "days"], [3600, "h"], [60, "min"]]) if (seconds >= size) return `${Math.round(seconds / size)} ${unit} ago`;
     return `${Math.max(0, Math.round(seconds))} s ago`;
   };
-  const alerts = (counts) => Object.entries(counts || {}).map(([severity, count]) => el("span", { class: `badge ${severity}` }, `${count} ${severity}`));
+  const alerts = (counts) => Object.keys(distmon.severities).reverse().filter((each) => counts && counts[each]).map((severity) => [severity, counts[severity]]).flatMap(([severity, count]) => [el("span", { class: `badge ${severity}` }, `${count} ${severity}`), " "]);
   function fill() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const shown = runs.filter((run) => words.every((word) => `${run.name} ${run.state}`.toLowerCase().includes(word)));

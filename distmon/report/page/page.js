@@ -73,12 +73,16 @@ distmon.runPage = function (view, main) {
   const logBox = el("input", { type: "checkbox", id: "log-loss", onchange: () => { distmon.logLoss = logBox.checked; distmon.refresh(); } });
   const metric = el("select", { id: "rank-metric", onchange: () => distmon.refresh() });
   const params = distmon.paramSection(get);
+  let shownAlerts = -1;
   const mfuNote = () => (view.mfu_source ? `MFU from: ${view.mfu_source}` : "");
 
   const fill = () => {
     cards.replaceChildren(...distmon.cards(view).map(([name, value, small]) => el("div", { class: name === "state" ? `card state-${value}` : "card" }, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "small" }, small))));
-    alerts.replaceChildren(...distmon.alertList(view));
+    if (shownAlerts !== view.alert_count) alerts.replaceChildren(...distmon.alertList(view));
+    shownAlerts = view.alert_count;
+    const open = [...about.querySelectorAll("details[open] > summary")].map((each) => each.textContent);
     about.replaceChildren(...distmon.aboutNodes(view));
+    about.querySelectorAll("summary").forEach((each) => { if (open.includes(each.textContent)) each.parentNode.open = true; });
     const chosen = metric.value;
     metric.replaceChildren(...Object.keys(view.ranks ? view.ranks.metrics : {}).map((each) => el("option", { value: each }, distmon.rankMetrics[each] || each.replace("_seconds", " (s)"))));
     if (chosen) metric.value = chosen;

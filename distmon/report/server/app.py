@@ -26,6 +26,8 @@ SCRIPTS: Final = (*SHARED_SCRIPTS, "overlay.js", "live.js")
 MOST_STREAMS: Final = 200
 MOST_RUNS_PER_STREAM: Final = 8
 KEEP_ALIVE_S: Final = 15.0
+POLL_S: Final = 0.5
+"""How soon a stream notices that the server stops."""
 
 
 class Pages:
@@ -35,6 +37,8 @@ class Pages:
         self._catalog = catalog
         self._live: dict[str, LiveRun] = {}
         self._streams = 0
+        self.closing = False
+        """Set when the server stops, so that streams end."""
         self._lock = asyncio.Lock()
         scripts = ("plotly.js", *SCRIPTS)
         tags = "\n".join(f'<script src="/static/{name}"></script>' for name in scripts)
@@ -106,11 +110,15 @@ class Pages:
         tasks = [asyncio.create_task(forward(run, after)) for run, after in pairs]
         try:
             yield "retry: 2000\n\n"
-            while True:
+            silent = 0.0
+            while not self.closing:
                 try:
-                    name, change = await asyncio.wait_for(queue.get(), KEEP_ALIVE_S)
+                    name, change = await asyncio.wait_for(queue.get(), POLL_S)
                 except TimeoutError:
-                    yield ": still here\n\n"
+                    silent += POLL_S
+                    if silent >= KEEP_ALIVE_S:
+                        silent = 0.0
+                        yield ": still here\n\n"
                     continue
                 head = script_json({"run": name, "sequence": change.sequence, "kind": change.kind})
                 yield f'data: {head[:-1]},"data":{change.data}}}\n\n'
@@ -141,7 +149,9 @@ def build_app(root: Path, token: str | None = None) -> Starlette:
         Route("/api/events", pages.events),
     ]
     middleware = [Middleware(Guard, token=token), Middleware(GZipMiddleware, minimum_size=1000)]
-    return Starlette(routes=routes, middleware=middleware)
+    app = Starlette(routes=routes, middleware=middleware)
+    app.state.pages = pages
+    return app
 
 
 def _json(text: str) -> Response:
