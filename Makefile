@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 RUN    ?= runs/demo
 
-.PHONY: demo test lint bench bench-full clean install
+.PHONY: demo test lint bench bench-full clean install chromium picture
 
 # Installed again only when what is to be installed has changed.
 $(STAMP): pyproject.toml setup.py constraints.txt
@@ -21,14 +21,26 @@ demo: $(STAMP)
 	$(BIN)/torchrun --nproc-per-node 2 -- launch/train.py --monitor --steps 300 \
 	    --monitor.interval 20 --monitor.run-dir $(RUN) --monitor.sinks console,jsonl,arrow,tensorboard
 	$(BIN)/distmon show $(RUN)
+	$(BIN)/distmon report $(RUN)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# The tests of the pages need a browser; without one they are skipped.
+chromium:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	    { apt-get install -y -qq --no-install-recommends chromium || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }; } >/dev/null 2>&1; } || \
+	    echo "no Chromium here, and none could be installed: the tests of the pages are skipped"
+
+test: lint chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+picture: $(STAMP) chromium
+	test -d $(RUN) || $(MAKE) demo
+	$(BIN)/python docs/report_picture.py $(RUN) docs/report.png
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead --quick --out runs/bench

@@ -117,6 +117,8 @@ def test_twenty_clients_get_what_is_new_and_only_that(root: Path) -> None:
             assert steps == [60, 70, 80]
             assert changes[-1]["data"]["params"]["grids"]["update_ratio"]["rows"] == 6
             assert last["kind"] == "reload"
+            assert "about" not in changes[0]["data"]
+            assert "names" not in changes[0]["data"]["params"]
         view = httpx.get(f"{address}/api/view?run=a").json()["view"]
         assert view["scalars"]["steps"][-1] == 70
         assert [each["attempt"] for each in view["about"]["attempts"]] == [0, 1]

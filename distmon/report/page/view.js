@@ -125,7 +125,7 @@ distmon.append = function (view, added) {
       view.params.details[metric] = distmon.appendGrid(view.params.details[metric], grid);
     }
   }
-  for (const key of ["state", "about", "time"]) view[key] = added[key];
+  for (const key of ["state", "time"]) view[key] = added[key];
   if (added.mfu_source) view.mfu_source = added.mfu_source;
 };
 

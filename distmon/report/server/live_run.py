@@ -120,6 +120,10 @@ class LiveRun:
         state = state_entry(news.info, [*self._records], [*self._alerts], time.time())
         if news.records or news.alerts:
             view, layout = view_and_layout(self.name, news, layout=self._layout)
+            del view["about"]  # it changes with a new attempt only, and that is a reload
+            if self._layout is not None:
+                for known in ("names", "shapes", "detailed"):
+                    view["params"].pop(known, None)
             self._layout = self._layout or layout
             self._state = view["state"] = state
             return Change(following, "append", script_json(view))
