@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from browser import chart_of, chromium, colors_in, draw_all, opened
 from small_runs import quiet, small_model, train
-from synthetic_run import write_run
 
 import distmon
+from benchmarks.report.synthetic_run import write_run
 from distmon.report import write_report
 from distmon.rules.alert import Alert
 

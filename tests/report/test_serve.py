@@ -10,9 +10,9 @@ import httpx
 import pytest
 from browser import chromium, opened
 from live_server import events, served
-from synthetic_run import layer_names, made_up_record, write_run
 from test_view import write_more
 
+from benchmarks.report.synthetic_run import layer_names, made_up_record, write_run
 from distmon.errors import ConfigError, RunFolderError
 from distmon.report.server.access import check_address
 from distmon.report.server.catalog import RunCatalog

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from synthetic_run import layer_names, made_up_record, write_run
 from test_downsampling import unpacked
 
+from benchmarks.report.synthetic_run import layer_names, made_up_record, write_run
 from distmon.report.encoding import script_json
 from distmon.report.param_history import DETAILED, MAX_ROWS
 from distmon.report.run_state import run_state

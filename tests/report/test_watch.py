@@ -9,10 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 from small_runs import quiet, small_model, train
-from synthetic_run import layer_names, made_up_record, write_run
 from test_view import write_more
 
 import distmon
+from benchmarks.report.synthetic_run import layer_names, made_up_record, write_run
 from distmon.cli.watch import render, watch
 from distmon.errors import ConfigError, RunFolderError
 from distmon.report.recent import RecentRun

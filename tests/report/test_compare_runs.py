@@ -15,9 +15,9 @@ import pytest
 import torch
 from rich.console import Console
 from small_runs import TIMING_OFF, batch, small_model
-from synthetic_run import write_run
 
 import distmon
+from benchmarks.report.synthetic_run import write_run
 from distmon.cli.compare import CompareOptions, compare
 from distmon.errors import ConfigError
 from distmon.report.compare import compare_runs, load_runs, parse_condition
