@@ -36,7 +36,7 @@ def served(root: Path, token: str | None = None) -> Iterator[str]:
 @contextmanager
 def events(address: str, query: str) -> Iterator[Iterator[dict[str, Any]]]:
     """The events of a stream, as they come."""
-    with httpx.stream("GET", f"{address}/api/events?{query}", timeout=30) as answer:
+    with httpx.stream("GET", f"{address}/api/events?{query}", timeout=14) as answer:
         assert answer.status_code == 200
         lines = answer.iter_lines()
         assert next(lines).startswith("retry:")

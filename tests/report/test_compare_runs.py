@@ -102,7 +102,8 @@ def test_conditions_decide_the_exit_code(runs: dict[str, Path], tmp_path: Path) 
     assert "failed final_loss > 1%" in text
     assert "highest learning rate" in text
     assert "application/json" in page.read_text()
-    assert _printed(runs["seed0"], runs["seed1"], fail_if=["final_loss > 0%"])[1] == 0
+    for noise in ("final_loss > 0%", "final_loss < 0%"):
+        assert _printed(runs["seed0"], runs["seed1"], fail_if=[noise])[1] == 0
     for wrong in ("final_los > 1%", "final_loss >", "final_loss > 1.2.3", "mfu > 1%"):
         with pytest.raises(ConfigError, match=wrong.split()[0]):
             _printed(runs["seed0"], runs["seed1"], fail_if=[wrong])

@@ -18,7 +18,7 @@ def unpacked(text: str) -> np.ndarray:
 
 
 def test_packed_values_keep_sign_range_and_what_is_not_finite() -> None:
-    values = np.array([[1e-30, -2.5, 0.0, np.nan], [np.inf, -np.inf, 3e38, 1234.5]])
+    values = np.array([[1e-30, -2.5, 0.0, np.nan], [np.inf, -np.inf, 3e38, 1.0078]])
     found = unpacked(packed(values)).reshape(4, 2).T
     np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(values))
@@ -43,7 +43,7 @@ def test_bins_cover_everything_once() -> None:
 def test_a_stream_of_unknown_length_stays_in_its_columns() -> None:
     grid = StreamingGrid(("a", "b"), 3, 8)
     truth = np.random.default_rng(0).random((2, 3, 1000))
-    truth[0, 1, 700] = np.inf
+    truth[0, 1, 700], truth[0, 1, 701] = np.inf, -np.inf
     truth[1, 2, :] = np.nan
     for at in range(1000):
         grid.add(at + 1, np.arange(3), truth[:, :, at])

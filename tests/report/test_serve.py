@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -101,8 +102,8 @@ def test_twenty_clients_get_what_is_new_and_only_that(root: Path) -> None:
     with served(root) as address, ThreadPoolExecutor(20) as pool:
         ready: list[int] = []
         clients = [pool.submit(listen, address, ready) for _ in range(20)]
-        while len(ready) < 20:
-            pass
+        while len(ready) < 20 and not any(client.done() for client in clients):
+            time.sleep(0.05)
         write_more(root / "a", range(60, 81, 10), NAMES)
         with events(address, "run=a&after=0") as stream:
             assert next(stream)["data"]["scalars"]["steps"][-1] == 80

