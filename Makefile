@@ -6,13 +6,13 @@ STAMP  := $(VENV)/.installed
 BASE   := $(VENV)/.base
 RUN    ?= runs/demo
 
-.PHONY: demo test lint bench bench-full clean install
+.PHONY: demo test lint bench bench-full clean install chromium picture
 
-# Installed again only when what is to be installed has changed. The demo needs no extras.
+# Installed again only when what is to be installed has changed. The demo needs one extra.
 $(BASE): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[report]'
 	$(BIN)/python -m distmon.native || true  # without a compiler everything works, more slowly
 	touch $@
 
@@ -26,6 +26,7 @@ demo: $(BASE)
 	$(BIN)/torchrun --nproc-per-node 2 -- launch/train.py --monitor --steps 300 \
 	    --monitor.interval 20 --monitor.run-dir $(RUN)
 	$(BIN)/distmon show $(RUN)
+	$(BIN)/distmon report $(RUN)
 	@echo "next: $(BIN)/distmon run examples/nanogpt.py     an unmodified script under the monitor"
 	@echo "      $(BIN)/distmon run launch/train.py --monitor --monitor.interval 5 --inject nan"
 	@echo "      $(BIN)/distmon rules                       what it looks for"
@@ -35,8 +36,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# The tests of the pages need a browser; without one they are skipped.
+chromium:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	    { apt-get install -y -qq --no-install-recommends chromium || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }; } >/dev/null 2>&1; } || \
+	    echo "no Chromium here, and none could be installed: the tests of the pages are skipped"
+
+test: lint chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+picture: $(STAMP) chromium
+	test -d $(RUN) || $(MAKE) demo
+	$(BIN)/python docs/report_picture.py $(RUN) docs/report.png
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead --quick --out runs/bench

@@ -19,7 +19,7 @@ from distmon.collect.losses import Number
 from distmon.collect.telemetry.loader_hooks import LoaderHook
 from distmon.collect.telemetry.phase_hooks import Removable, install_phase_hooks
 from distmon.device import is_capturing
-from distmon.errors import CollectiveError
+from distmon.errors import CollectiveError, ConfigError
 from distmon.record.record import Record
 from distmon.runtime.assembly import Parts
 from distmon.runtime.decisions import PATIENCE_S
@@ -285,6 +285,15 @@ class Monitor:
         except Exception as error:
             self.faults.report("loading the state", error, then="continuing from a fresh state")
             self.faults.guard("loading the state", lambda: self._load(before))
+
+    def plot(self) -> Any:
+        """Return a plotly figure of the run so far, for a notebook; on rank 0 only."""
+        from distmon.report.notebook import plot_run
+
+        output = self.cycle.worker.output
+        if output is None:
+            raise ConfigError("monitor.plot() works on rank 0, which writes the run folder")
+        return plot_run(output.path)
 
     def close(self) -> None:
         """Remove the hooks, deliver what is pending, and close the sinks. Safe to call twice.

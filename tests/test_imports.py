@@ -27,12 +27,14 @@ LAYERS = (
     ("rules",),
     ("runs",),
     ("sinks",),
+    ("replay",),
+    ("report",),
     ("runtime",),
     ("monitor",),
     ("attach",),
     ("integrations",),
     ("deepspeed",),  # the public name of integrations.deepspeed
-    ("replay", "verify"),
+    ("verify",),
     ("bench", "selftest"),
     ("cli",),
 )

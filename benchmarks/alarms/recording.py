@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.alarms.scenarios import COMMON, Scenario
-from distmon.runs import params_file
+from distmon.runs.reader import read_run
 from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, RUN_FILE
 
 TRAINER = Path(__file__).resolve().parents[2] / "launch/train.py"
@@ -94,7 +94,7 @@ def _clean(run: Path) -> None:
         entries = [json.loads(line) for line in (run / name).read_text().splitlines()]
         lines = [json.dumps(_rounded(_kept(entry)), separators=(",", ":")) for entry in entries]
         (run / name).write_text("".join(f"{line}\n" for line in lines))
-    table = params_file.read_history(run / PARAMS_FILE).table.combine_chunks()
+    table = read_run(run, all_attempts=True).params.combine_chunks()
     for i, field in enumerate(table.schema):
         if field.type == pa.float64():
             column = table[field.name].cast(pa.float32(), safe=False).cast(pa.float64())

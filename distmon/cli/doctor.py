@@ -25,6 +25,7 @@ _EXTRAS = {
     "apprise": "alerts",
     "prometheus_client": "prometheus",
     "plotly": "report",
+    "starlette": "report",
     "transformers": "hf",
     "lightning": "lightning",
     "mlflow": "mlflow",

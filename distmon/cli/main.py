@@ -101,6 +101,113 @@ def run_script(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file. Default: RUN/report.html.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Glob of parameters that must have their percentiles in the report. Repeatable. "
+            "In a model of up to 250 parameters all have them."
+        ),
+    ] = None,
+) -> None:
+    """Write one self-contained HTML file with plots of the run. It needs no network.
+
+    Long histories are binned: the file stays below 12 MB for any number of parameters and steps.
+    """
+    from distmon.report import write_report
+
+    path = write_report(run, output, params=param or ())
+    typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run folder, of a run that is going on.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between readings.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the view once and exit.")] = False,
+) -> None:
+    """Show a run in the terminal while it goes on: losses, updates, ranks, alerts. Ctrl-C ends it.
+
+    It reads what is new in the folder, and continues when the run is resumed.
+    """
+    from distmon.cli.watch import watch as watch_run
+
+    watch_run(Console(), run, every, once)
+
+
+@app.command()
+def serve(
+    runs_dir: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
+    address: Annotated[
+        str, typer.Option(help="Where to listen. Another than loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 8471,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DISTMON_SERVE_TOKEN",
+            help="At least 16 characters; better in the environment, where others do not see it.",
+        ),
+    ] = None,
+) -> None:
+    """Show runs in a browser while they go on. Read-only."""
+    from distmon.cli.serve import serve as serve_runs
+
+    serve_runs(_console(), runs_dir, address, port, token or None)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The first run and those to compare with it: run folders, folders of them, "
+            "TensorBoard folders, CSV files, or wandb exports (CSV or JSON lines)."
+        ),
+    ],
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare at equal steps or tokens. Default: tokens where the runs differ in "
+            "tokens per step, else steps."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write this self-contained page with plots.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="'final_loss > 1%': exit code 1 if the quantity changed by more than that, and "
+            "by more than noise. Repeatable."
+        ),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="metric=column: a column of another tool's log, such as loss=my_loss."
+        ),
+    ] = None,
+) -> None:
+    """Compare runs with the first one: what differs, what is better or worse, and where.
+
+    A verdict is about the last fifth of what both runs have. Exit code 1 with --fail-if, 2 for bad
+    options.
+    """
+    from distmon.cli.compare import CompareOptions
+    from distmon.cli.compare import compare as run_comparison
+
+    options = CompareOptions(runs, by, html, json, fail_if or (), map_ or ())
+    if code := run_comparison(_console(), options):
+        raise typer.Exit(code)
+
+
+@app.command()
 def metrics() -> None:
     """Print every metric with its unit, reduction and meaning, as Markdown."""
     from distmon.metrics import page

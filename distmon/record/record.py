@@ -10,10 +10,12 @@ from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
 from distmon.metrics import GRAD_PERCENTILES, PARAM_METRICS
 from distmon.probe.log_bins import percentiles
 from distmon.record.history import RunHistory
+from distmon.record.summary_table import html_table, rich_table
 from distmon.reduce.findings import Desync, NonFinite, has_nonfinite
 
 Column = NDArray[np.float64]
@@ -150,6 +152,21 @@ class Record:
     """Why a rank failed to observe, one sentence each."""
     history: RunHistory = field(default_factory=RunHistory, compare=False, repr=False)
     """What the records before it said; the rule engine sets it."""
+
+    def __rich__(self) -> Table:
+        """Show the metrics as a table."""
+        return rich_table(self._title, self._rows)
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title, self._rows)
+
+    @property
+    def _title(self) -> str:
+        return f"record of step {self.step}: {len(self.params)} parameters, {self.world_size} ranks"
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        return [(tag, f"{value:.4g}") for tag, value in self.metrics.items()]
 
     @property
     def has_nonfinite(self) -> bool:

@@ -64,10 +64,14 @@ def batch_message(record: Record, attempt: int) -> bytes:
     return stream.getvalue()[len(schema_message()) :]
 
 
-def whole_messages(path: Path) -> Iterator[tuple[Any, int]]:
+def whole_messages(path: Path, start: int = 0) -> Iterator[tuple[Any, int]]:
     """Yield each complete message with the offset of its end; stop where the file is truncated."""
     with pa.OSFile(str(path), "rb") as file:
-        messages = pa.ipc.MessageReader.open_stream(file)
+        file.seek(start)
+        try:
+            messages = pa.ipc.MessageReader.open_stream(file)
+        except (pa.ArrowInvalid, OSError):
+            return
         while True:
             try:
                 message = messages.read_next_message()
@@ -76,44 +80,48 @@ def whole_messages(path: Path) -> Iterator[tuple[Any, int]]:
             yield message, file.tell()
 
 
-@dataclass(frozen=True)
-class History:
-    """The readable content of one file."""
+@dataclass
+class Position:
+    """How far a file was read."""
 
-    table: Any
-    """A pyarrow Table; None when the schema is incomplete."""
-    dropped_bytes: int
-    """Size of the truncated message at the end."""
-    skipped_batches: int
-    """Number of complete messages with damaged content."""
+    offset: int = 0
+    """End of the last complete message."""
+    schema: Any = None
+    """Of the file; None before it was read."""
 
 
-def read_history(path: Path) -> History:
-    """Read up to the last complete batch. Raises OSError when the file cannot be opened."""
-    size = path.stat().st_size
-    end, skipped, found, batches = 0, 0, None, []
-    for message, offset in whole_messages(path):
+def read_batches(path: Path, position: Position) -> Iterator[Any]:
+    """Yield the complete batches after `position`, and advance it; None for a damaged batch.
+
+    Raises OSError when the file cannot be opened.
+    """
+    for message, offset in whole_messages(path, position.offset):
+        batch = None
         try:
-            if found is None:
-                found = pa.ipc.read_schema(message)
-            else:
-                batch = pa.ipc.read_record_batch(message, found)
-                # Without it, a damaged string column could crash the reader of the table.
-                batch.validate(full=True)
-                batches.append(batch)
+            if position.schema is None:
+                position.schema = pa.ipc.read_schema(message)
+                position.offset = offset
+                continue
+            batch = pa.ipc.read_record_batch(message, position.schema)
+            # Without it, a damaged string column could crash the reader of the table.
+            batch.validate(full=True)
         except (pa.ArrowException, OSError):
-            if found is None:
-                break
-            skipped += 1
-        end = offset
-    dropped = size - end
-    if dropped == len(END_OF_STREAM) and found is not None:
+            if position.schema is None:
+                return
+            batch = None
+        position.offset = offset
+        yield batch
+
+
+def bytes_after(path: Path, position: Position) -> int:
+    """Return the size of the truncated message at the end."""
+    dropped = path.stat().st_size - position.offset
+    if dropped == len(END_OF_STREAM) and position.schema is not None:
         with open(path, "rb") as file:
-            file.seek(end)
+            file.seek(position.offset)
             if file.read() == END_OF_STREAM:
-                dropped = 0
-    table = None if found is None else pa.Table.from_batches(batches, schema=found)
-    return History(table, dropped, skipped)
+                return 0
+    return dropped
 
 
 def set_aside_files(current: Path) -> list[Path]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rich.table import Table
 
-from distmon.errors import RunFolderError
 from distmon.metrics import RENAMED, current_name
+from distmon.record.summary_table import html_table, rich_table
 from distmon.runs import params_file
+from distmon.runs.file_tails import LineTail, ParamTail
 from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, read_info
 
 
@@ -39,6 +40,31 @@ class Run:
     problems: tuple[str, ...]
     """Parts that could not be read, one sentence each."""
 
+    def __rich__(self) -> Table:
+        """Show what the run has as a table."""
+        return rich_table(f"run {self.path}", self._rows)
+
+    def _repr_html_(self) -> str:
+        return html_table(f"run {self.path}", self._rows)
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        attempts = self.info["attempts"]
+        rows = [
+            ("last step", str(self.records[-1]["step"]) if self.records else "none"),
+            ("records", str(len(self.records))),
+            ("parameters", str(len(self.info.get("parameters", ())))),
+            ("attempts", str(len(attempts))),
+            ("ranks", str(attempts[-1].get("world_size", "")) if attempts else "none"),
+        ]
+        if self.losses:
+            rows.append(("last loss", f"{next(reversed(self.losses.values())):.4g}"))
+        newest = [f"{a['severity']} {a['rule']} at step {a['step']}" for a in self.alerts[-5:]]
+        rows.append(
+            ("alerts", f"{len(self.alerts)}" + (f": {'; '.join(newest)}" if newest else ""))
+        )
+        return rows + [("could not be read", problem) for problem in self.problems]
+
 
 def read_run(path: str | os.PathLike[str], *, all_attempts: bool = False) -> Run:
     """Read the run in `path`; raise RunFolderError when it is not a run folder.
@@ -48,23 +74,90 @@ def read_run(path: str | os.PathLike[str], *, all_attempts: bool = False) -> Run
     Missing files are read as empty; of truncated or damaged files the intact part is read, and
     `problems` lists what was lost.
     """
-    folder = Path(path)
-    info = read_info(folder)
-    problems: list[str] = []
-    records = _in_step_order(_read_lines(folder / RECORDS_FILE, problems))
-    alerts = _in_step_order(_read_lines(folder / ALERTS_FILE, problems))
-    params = _read_params(folder / PARAMS_FILE, problems)
-    for record in records:
-        _rename_metrics(record)
-        _restore_nan(record)
+    news = RunTail(path).read(all_attempts=all_attempts)
+    params = _table(news.params, news.problems)
+    return Run(
+        Path(path),
+        news.info,
+        news.records,
+        news.alerts,
+        params,
+        news.losses,
+        news.loss_ema,
+        tuple(news.problems),
+    )
 
-    last_steps = _last_steps(info)
-    losses, loss_ema = _losses(records, last_steps, all_attempts)
-    if not all_attempts:
-        records = [entry for entry in records if _is_current(entry, last_steps)]
-        alerts = [entry for entry in alerts if _is_current(entry, last_steps)]
-        params = _current_rows(params, last_steps)
-    return Run(folder, info, records, alerts, params, losses, loss_ema, tuple(problems))
+
+@dataclass(frozen=True)
+class News:
+    """What a run folder has that it had not at the last reading; fields as those of `Run`."""
+
+    info: Mapping[str, Any]
+    replaces: bool
+    """Whether this is the whole run: at first, and when an attempt replaced earlier steps."""
+    records: list[dict[str, Any]]
+    alerts: list[dict[str, Any]]
+    params: Iterator[Any]
+    """Batches of `params.arrow`, read as they are asked for: before the next `read`."""
+    losses: dict[int, float]
+    loss_ema: dict[int, float]
+    problems: list[str]
+    """Complete when `params` is exhausted."""
+
+
+class RunTail:
+    """Reads a run folder again and again, each time what is new. Holds no file open."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._attempts: list[Any] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._records = LineTail(self.path / RECORDS_FILE)
+        self._alerts = LineTail(self.path / ALERTS_FILE)
+        self._params = ParamTail(self.path / PARAMS_FILE)
+
+    def read(self, *, all_attempts: bool = False) -> News:
+        """Return what is new; raise RunFolderError when it is not a run folder."""
+        info = read_info(self.path)
+        replaces = info["attempts"] != self._attempts or self._records.shrunk
+        if replaces:
+            # A resumed attempt replaces steps that were read: start over.
+            self._attempts = info["attempts"]
+            self._forget()
+        problems: list[str] = []
+        records = _in_step_order(self._records.read(problems))
+        alerts = _in_step_order(self._alerts.read(problems))
+        params = self._params.batches(problems)
+        for record in records:
+            _rename_metrics(record)
+            _restore_nan(record)
+        last_steps = _last_steps(info)
+        losses, loss_ema = _losses(records, last_steps, all_attempts)
+        if not all_attempts:
+            records = [entry for entry in records if _is_current(entry, last_steps)]
+            alerts = [entry for entry in alerts if _is_current(entry, last_steps)]
+            params = (_current_rows(batch, last_steps) for batch in params)
+        return News(info, replaces, records, alerts, params, losses, loss_ema, problems)
+
+
+def _table(batches: Iterator[Any], problems: list[str]) -> Any:
+    """Return one table; batches of an older file may lack columns, which are null then."""
+    by_schema: list[list[Any]] = []
+    for batch in batches:
+        if by_schema and by_schema[-1][0].schema.equals(batch.schema):
+            by_schema[-1].append(batch)
+        else:
+            by_schema.append([batch])
+    table = params_file.schema().empty_table()
+    for group in by_schema:
+        try:
+            tables = [table, pa.Table.from_batches(group)]
+            table = pa.concat_tables(tables, promote_options="default")
+        except pa.ArrowException:
+            problems.append(f"{PARAMS_FILE} has entries with columns of a different type, ignored")
+    return table
 
 
 def _last_steps(info: Mapping[str, Any]) -> dict[int, float]:
@@ -86,7 +179,7 @@ def _is_current(entry: Mapping[str, Any], last_steps: Mapping[int, float]) -> bo
 def _current_rows(table: Any, last_steps: Mapping[int, float]) -> Any:
     steps = table["step"].to_numpy()
     attempts = table["attempt"].to_numpy()
-    keep = np.ones(len(table), dtype=bool)
+    keep = np.ones(table.num_rows, dtype=bool)
     for attempt, last in last_steps.items():
         keep &= (attempts != attempt) | (steps <= last)
     return table if keep.all() else table.filter(pa.array(keep))
@@ -108,73 +201,6 @@ def _losses(
             pairs = zip(record.get("loss_steps", ()), record.get(column, ()), strict=False)
             found.update({step: value for step, value in pairs if step <= last})
     return dict(sorted(values.items())), dict(sorted(averages.items()))
-
-
-def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-    entries: list[dict[str, Any]] = []
-    broken: list[int] = []
-    lines = content.split(b"\n")
-    tail = lines[-1]
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        entry = _parse(line)
-        if entry is not None:
-            entries.append(entry)
-        elif number == len(lines):
-            problems.append(
-                f"{path.name} ends in the middle of line {number}: "
-                f"its last {len(tail)} bytes are ignored"
-            )
-        else:
-            broken.append(number)
-    if broken:
-        shown = ", ".join(map(str, broken[:5])) + (", ..." if len(broken) > 5 else "")
-        count = "1 broken line" if len(broken) == 1 else f"{len(broken)} broken lines"
-        problems.append(f"{path.name} has {count}, skipped: line {shown}")
-    return entries
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return None
-    if not isinstance(entry.setdefault("attempt", 0), int):
-        return None
-    return entry
-
-
-def _read_params(path: Path, problems: list[str]) -> Any:
-    tables = [params_file.schema().empty_table()]
-    for file in (*params_file.set_aside_files(path), path):
-        try:
-            history = params_file.read_history(file)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise RunFolderError(f"cannot read {file}: {error.strerror or error}") from None
-        if history.dropped_bytes:
-            problems.append(
-                f"{file.name} ends in the middle of an entry: "
-                f"its last {history.dropped_bytes} bytes are ignored"
-            )
-        if history.skipped_batches:
-            problems.append(f"{file.name} has {history.skipped_batches} damaged entries, skipped")
-        if history.table is not None:
-            try:
-                tables = [pa.concat_tables([*tables, history.table], promote_options="default")]
-            except pa.ArrowException:
-                problems.append(f"{file.name} has columns of a different type and is ignored")
-    return tables[0]
 
 
 def _rename_metrics(record: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ class RunOutput:
     """Posts records and alerts to the sinks; never waits for them before `close`."""
 
     def __init__(self, folder: RunFolder, delivery: Delivery, world_size: int) -> None:
+        self.path = folder.path
         self._folder = folder
         self._delivery = delivery
         self._world_size = world_size

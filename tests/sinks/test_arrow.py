@@ -14,7 +14,7 @@ from small_runs import observe
 
 from distmon.metrics import PARAM_METRICS, PERCENTILE_METRICS
 from distmon.record.record import ParamTable
-from distmon.runs.params_file import batch_message, read_history, schema, schema_message
+from distmon.runs.params_file import batch_message, schema, schema_message
 from distmon.runs.reader import read_run
 from distmon.sinks.arrow import ArrowSink
 
@@ -60,7 +60,7 @@ def test_without_histograms_percentiles_are_null_and_nan_stays_nan(
     columns = {**record.params.columns, "grad_norm": np.array([np.nan, np.inf, 1e300])}
     sink.record(replace(record, params=ParamTable(record.params.names, columns)))
     sink.close()
-    table = read_history(folder.params_path).table
+    table = read_run(folder.path).params
     assert table["grad_p50"].null_count == 3
     np.testing.assert_array_equal(table["grad_norm"].to_numpy(), [np.nan, np.inf, 1e300])
 
@@ -154,7 +154,7 @@ def test_a_foreign_file_is_set_aside(make_record: MakeRecord, open_folder: OpenF
     folder.params_path.write_bytes(b"hello, this is no arrow file" * 20)
     write(ArrowSink(folder), make_record, 2)
     assert (folder.path / "params.0.arrow").read_bytes().startswith(b"hello")
-    assert read_history(folder.params_path).table.num_rows == 3
+    assert read_run(folder.path).params.num_rows == 3
 
 
 def test_a_damaged_batch_is_skipped_and_counted(

@@ -1,0 +1,1 @@
+"""Size of reports and time until their first plot, by number of parameters and observations."""

@@ -1,0 +1,1 @@
+"""`distmon serve`: the views of runs, live in a browser."""

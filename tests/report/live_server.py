@@ -1,0 +1,43 @@
+"""A real server on a free port of this machine, and a reader of its event streams."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from distmon.report.server.app import build_app
+
+
+@contextmanager
+def served(root: Path, token: str | None = None) -> Iterator[str]:
+    """The address of a server of the runs below `root`."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    options = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": 3}
+    app = build_app(root, token)
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        app.state.pages.closing = server.should_exit = True
+        thread.join(20)
+
+
+@contextmanager
+def events(address: str, query: str) -> Iterator[Iterator[dict[str, Any]]]:
+    """The events of a stream, as they come."""
+    with httpx.stream("GET", f"{address}/api/events?{query}", timeout=14) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert next(lines).startswith("retry:")
+        yield (json.loads(line[6:]) for line in lines if line.startswith("data: "))
