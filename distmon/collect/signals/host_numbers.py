@@ -24,7 +24,7 @@ class HostNumbers:
         arrived, self._on_the_way = self._on_the_way, None
         host = torch.empty(numbers.shape, dtype=torch.float64, pin_memory=True)
         host.copy_(numbers, non_blocking=True)
-        self._on_the_way = host, DeviceMark()
+        self._on_the_way = host, DeviceMark(numbers.device)
         if arrived is None or not arrived[1].done():
             return None
         return [float(number) for number in arrived[0].tolist()]
