@@ -90,6 +90,16 @@ def check_ddp_records_are_those_of_the_cpu() -> None:
         close(comparable(observe("cuda", DistributedDataParallel)), expected)
 
 
+def check_records_of_the_device_transport() -> None:
+    """Reduced by the communicator of the device, in the order of the streams."""
+    expected = comparable(observe("cpu", DistributedDataParallel))
+    set_order(1)
+    waits: list[list[str]] = []
+    run = observe("cuda", DistributedDataParallel, waits=waits, transport="device")
+    close(comparable(run), expected)
+    assert not any(waits[1:]), waits
+
+
 def check_fsdp2_records_are_those_of_the_cpu() -> None:
     expected = comparable(observe("cpu", DistributedDataParallel))
     for seed in (0, 2):
