@@ -257,16 +257,13 @@ class MonitorConfig(_Section):
     ema_decay: float = Field(default=0.99, ge=0, lt=1)
     """Share of the old value in the moving average of the loss."""
     transport: Literal["auto", "host", "device"] = "auto"
-    """`host`: observations are reduced over gloo while training continues, and no rank waits.
-    `device`: where the weights are, with the job's own backend. `auto` is `host`."""
+    """`host`: reduce over gloo while training continues; `device`: with the job's own backend."""
     timeout_s: float = Field(default=600.0, gt=0, le=1e6)
-    """After this time, or that of the job's own collectives if it is longer, a rank that does not
-    take part counts as gone, and monitoring ends."""
+    """Time without an answer after which a rank counts as gone; at least the job's own timeout."""
     callback_timeout_s: float = Field(default=5.0, gt=0, le=3600)
     """Longest time of a rule or callback of yours; one that takes longer is disabled."""
     strict: bool = False
-    """Raise an error at attach where the run folder cannot be opened, instead of writing to a
-    temporary folder."""
+    """Raise an error when the run folder cannot be opened, instead of using a temporary one."""
     check_records: bool = False
     """For debugging: all ranks derive every record, and ranks whose record differs are named."""
     include: NameList = ("*",)
