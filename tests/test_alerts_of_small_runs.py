@@ -15,7 +15,7 @@ import distmon
 
 def test_learning_rate_zero_freezes_nothing(tmp_path: Path) -> None:
     observe(tmp_path, steps=6, make=lambda p: torch.optim.AdamW(p, lr=0.0))
-    assert alerts_in(tmp_path) == []
+    assert alerts_in(tmp_path) == [("lr_zero", 3)]
 
 
 def test_a_clean_run_raises_no_alert(tmp_path: Path) -> None:
@@ -128,7 +128,8 @@ def test_reasons_of_real_faults(tmp_path: Path) -> None:
             model[1].weight.grad = None
             optimizer.step()
             monitor.step(loss=loss)
-    messages = {a["params"][0]: a["message"] for a in distmon.read_run(tmp_path / "run").alerts}
+    alerts = distmon.read_run(tmp_path / "run").alerts
+    messages = {a["params"][0]: a["message"] for a in alerts if a["rule"] == "frozen"}
     assert "requires_grad was set to False" in messages["0.weight"]
     assert "it gets no gradient" in messages["1.weight"]
     assert "2.weight" not in messages

@@ -79,7 +79,9 @@ def _sensitive(record: Record, limits: Limits, memory: Memory) -> Iterator[Findi
     # A loss near zero says nothing about its scale; the loss at the start does.
     scale = max(statistics.median(losses), abs(start or 0.0))
     with np.errstate(invalid="ignore"):
-        product = c["grad_norm"] * before_clipping(record) * c["weight_norm"]
+        # Of an embedding only the rows with a gradient count.
+        live = np.sqrt(np.clip(1 - c["grad_zero_fraction"], 0.0, 1.0))
+        product = c["grad_norm"] * c["weight_norm"] * live
         product = np.where((c["requires_grad"] > 0) & np.isfinite(product), product, 0.0)
     row = int(product.argmax())
     measured = float(product[row]) / scale if scale > 0 else 0.0

@@ -14,6 +14,8 @@ NORM_FACTOR: Final = 3.0
 except for SGD at the end of a run, where the norm of a converged model is noise."""
 NOISE: Final = 6.0
 """Standard deviations above its best: a loss that rises."""
+FEWEST_LOSSES: Final = 12
+"""Steps before anything is known about the noise of the loss."""
 LOST: Final = 0.1
 """Share of the progress since the start that a rising loss has lost."""
 
@@ -39,7 +41,7 @@ def lost_progress(record: Record) -> float | None:
     history = record.history
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
     start, best = history.start, history.best
-    if not losses or start is None or best is None or history.records < 2:
+    if not losses or start is None or best is None or len(history.losses) < FEWEST_LOSSES:
         return None
     now = statistics.median(losses)
     if now - best <= NOISE * history.noise:
