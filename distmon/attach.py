@@ -103,8 +103,9 @@ def attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor
     """Attach a monitor to what `source` describes; every integration calls this."""
     local = _LocalSteps()
     settings = local.run(lambda: load_config(options.config, options.overrides), MonitorConfig())
-    for model in source.models:
-        _close_previous(model)
+    if options.hooks:  # a trainer that calls before_step() itself may do so for several
+        for model in source.models:
+            _close_previous(model)
     with ExitStack() as undo:
         ranks = Ranks(settings.timeout_s, source.device, settings.transport)
         undo.callback(ranks.close)

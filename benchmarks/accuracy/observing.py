@@ -127,6 +127,7 @@ class Observers:
         monitor = distmon.attach(
             self._training.model,
             self._training.optimizer,
+            hooks=False,  # with its own hooks it would close the other monitors of the model
             interval=self._interval,
             sample_size=sample_size(mode),
             seed=seed,
@@ -134,6 +135,7 @@ class Observers:
             sinks=(),
             run_dir=folder / "run",
         )
+        monitor.install_hooks()
         for call in range(1, WARMUP_CALLS + 1):
             monitor.step(step=call * self._interval)
         return monitor

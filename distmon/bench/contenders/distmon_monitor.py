@@ -109,6 +109,7 @@ def _begin(observed: Observed, **settings: Any) -> DistmonSession:
             hooks=False,
             run_dir=run_dir,
             interval=interval,
+            first_observation=interval,
             sinks=["jsonl", "arrow"],
             budget=None,  # every step is observed, whatever it costs
             **settings,

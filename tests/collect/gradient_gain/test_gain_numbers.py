@@ -139,10 +139,11 @@ def test_what_is_changed_between_two_blocks_has_two_gradients(tmp_path: Path) ->
     assert left[:-1] == pytest.approx(3 * entered[1:], rel=1e-5)
 
 
-def test_two_monitors_watch_one_model(tmp_path: Path) -> None:
+def test_two_monitors_observe_the_same_blocks(tmp_path: Path) -> None:
     model = Net()
     every, optimizer = _attach(model, tmp_path / "every")
-    second, _ = _attach(model, tmp_path / "second", optimizer, interval=2)
+    around = nn.ModuleDict({"net": model})  # a second monitor of the same module closes the first
+    second, _ = _attach(around, tmp_path / "second", optimizer, interval=2)
     with every, second:
         for step in (1, 2, 3):
             expected = gains_by_autograd(model, data(step))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -10,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import distmon
 
@@ -67,19 +72,37 @@ def ranks(count: int) -> list[str]:
     return ["--nproc-per-node", str(count), "--master-port", str(port)]
 
 
-def plain_and_monitored(
-    script: Path, folder: Path, *arguments: str, count: int = 1
-) -> tuple[Outcome, Outcome]:
-    """Run a script without and with the launcher, in folders of their own, at the same time."""
-    for name in ("plain", "monitored"):
-        (folder / name).mkdir()
-    python = [sys.executable]
-    if count > 1:
-        python += ["-m", "torch.distributed.run", *ranks(count)]
+def in_this_process(script: Path, folder: Path, *arguments: str) -> str:
+    """Run a script here, on one thread, which saves the time of importing; return its output."""
+    folder.mkdir()
+    threads, argv, output = torch.get_num_threads(), sys.argv, io.StringIO()
+    try:
+        torch.set_num_threads(1)
+        sys.argv = [str(script), *arguments]
+        with contextlib.chdir(folder), contextlib.redirect_stdout(output):
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+        sys.argv = argv
+    return output.getvalue()
+
+
+def monitored(script: Path, folder: Path, *arguments: str, count: int = 1) -> Outcome:
+    """Run a script with `distmon run`; the run folder is `run`."""
+    folder.mkdir()
     options = [*ranks(count), "--distmon.interval=10", "--distmon.run-dir=run"]
-    plain = start([*python, str(script), *arguments], folder / "plain")
-    watched = start([*DISTMON_RUN, *options, str(script), *arguments], folder / "monitored")
-    return finish(plain), finish(watched)
+    return run([*DISTMON_RUN, *options, str(script), *arguments], folder)
+
+
+def plain(script: Path, folder: Path, *arguments: str, count: int = 1) -> str:
+    """Run a script without the launcher; return its output."""
+    if count == 1:
+        return in_this_process(script, folder, *arguments)
+    folder.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *ranks(count)]
+    done = run([*torchrun, str(script), *arguments], folder)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def without_distmon(example: str, folder: Path) -> Path:

@@ -71,12 +71,12 @@ def test_an_optimizer_that_steps_again_begins_a_new_step(seen: Seen) -> None:
 
 def test_the_norm_of_some_parameters_is_not_the_total_norm(seen: Seen) -> None:
     seen.backward()
-    torch.nn.utils.clip_grad_norm_([*seen.model.parameters()][:2], 1e-3)
+    some = float(torch.nn.utils.clip_grad_norm_([*seen.model.parameters()][:2], 1e-3))
     for optimizer in seen.optimizers:
         optimizer.step()
     record = seen.monitor.last_record
     assert record is not None
-    assert record.metrics["monitor/grad_norm"] > 1e-2
+    assert record.metrics["monitor/grad_norm"] != pytest.approx(some, rel=0.01)
 
 
 def test_a_scaled_loss_is_reported_unscaled_and_a_skipped_step_counts(seen: Seen) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from started_scripts import (
     EXAMPLES,
-    plain_and_monitored,
+    in_this_process,
+    monitored,
+    plain,
     records,
-    run,
     without_distmon,
 )
 
@@ -44,9 +44,10 @@ def test_the_training_is_the_same_to_the_last_bit(
     example: str, count: int, metrics: set[str], tmp_path: Path
 ) -> None:
     script = without_distmon(example, tmp_path) if example in ONE_LINE else EXAMPLES / example
-    plain, watched = plain_and_monitored(script, tmp_path, "--steps", "20", count=count)
-    assert (plain.code, watched.code) == (0, 0), plain.err + watched.err
-    assert _final(watched.out) == _final(plain.out)
+    watched = monitored(script, tmp_path / "monitored", "--steps", "20", count=count)
+    assert watched.code == 0, watched.err
+    without = plain(script, tmp_path / "plain", "--steps", "20", count=count)
+    assert _final(watched.out) == _final(without)
     found = records(tmp_path / "monitored/run")
     assert [record["step"] for record in found] == [10, 20]
     assert all(record["applied"] for record in found)
@@ -63,10 +64,9 @@ def test_the_training_is_the_same_to_the_last_bit(
 
 @pytest.mark.parametrize("example", ONE_LINE)
 def test_examples_with_a_line_for_distmon_run_as_they_are(example: str, tmp_path: Path) -> None:
-    done = run([sys.executable, str(EXAMPLES / example), "--steps", "12"], tmp_path)
-    assert done.code == 0, done.err
-    assert "step:10" in done.out
-    assert [record["step"] for record in records(tmp_path / "runs/latest")] == [10]
+    output = in_this_process(EXAMPLES / example, tmp_path / "here", "--steps", "12")
+    assert "step:10" in output
+    assert [record["step"] for record in records(tmp_path / "here/runs/latest")] == [10]
 
 
 def test_examples_are_short() -> None:
