@@ -38,9 +38,8 @@ PARTS: Final[tuple[tuple[str, Callable[[Monitor], Any], str], ...]] = (
     ("step", lambda m: m, "step"),
     ("  loss and gradient norm", lambda m: m.finite_watch, "report"),
     ("  rank telemetry", lambda m: m.telemetry, "take"),
-    ("  fill the buffers, meet the other ranks", lambda m: m.cycle.observer, "start"),
-    ("  read the reduced numbers", lambda m: m.cycle.observer, "finish"),
-    ("  submit to the evaluation worker", lambda m: m.cycle.worker, "submit"),
+    ("  fill the buffers, launch the collectives", lambda m: m.cycle.observer, "start"),
+    ("  take in what has arrived", lambda m: m.cycle, "advance"),
     ("  prepare the next step", lambda m: m.cycle, "prepare_step"),
 )
 """What is printed, the part of the monitor, and its method; indented lines are part of the line

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import torch
 
+from distmon.collect.telemetry.phase_hooks import Removable
+
 
 class DisabledMonitor:
     """Null object with the protocol of `distmon.Monitor`: every call returns at once."""
@@ -22,6 +24,8 @@ class DisabledMonitor:
     def install_hooks(self) -> None: ...
 
     def install_model_hooks(self, models: Iterable[torch.nn.Module]) -> None: ...
+
+    def remove_at_close(self, hook: Removable) -> None: ...
 
     def before_step(self, optimizer: torch.optim.Optimizer | None = None) -> None: ...
 

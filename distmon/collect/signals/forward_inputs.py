@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from distmon.collect.own_hooks import OwnHook
+
 HASHED: Final = 2048
 """Elements of each input that are hashed."""
 INPUTS: Final = 4
@@ -59,8 +61,8 @@ class ForwardInputs:
         """Return a whole number below 2**40 for the inputs of the first forward; NaN without."""
         return self._hash
 
-    def hook(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run before every forward of a whole model."""
+    def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before every forward of a whole model."""
         if not self._armed or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         self.count += 1
@@ -88,6 +90,16 @@ class ForwardInputs:
             # The mantissa of the product is as good as random; keep 40 bits of it.
             mantissa, _ = torch.frexp(total * math.pi)
             self._hash.copy_((mantissa.abs() * _HASH_RANGE).floor())
+
+
+class ForwardHook(OwnHook):
+    """Reports the forwards of a whole model, with their inputs."""
+
+    def __init__(self, inputs: ForwardInputs) -> None:
+        self._inputs = inputs
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inputs.forward_begins(args, kwargs)
 
 
 def _flat(inputs: Iterable[Any]) -> Iterable[Any]:

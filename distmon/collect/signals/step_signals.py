@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from distmon.collect.signals.backward_passes import BackwardPasses
-from distmon.collect.signals.forward_inputs import ForwardInputs
+from distmon.collect.signals.forward_inputs import ForwardHook, ForwardInputs
 from distmon.collect.signals.host_numbers import HostNumbers
 from distmon.collect.signals.weight_jumps import WeightJumps
 from distmon.sampling.plan import SamplePlan
@@ -76,7 +76,7 @@ class StepSignals:
     @property
     def forward_hook(self) -> Callable[..., None]:
         """The hook to run before the forward of each model, with keyword arguments."""
-        return self._forward.hook
+        return ForwardHook(self._forward)
 
     def step_begins(self, coming: int, next_observation: int) -> None:
         """Arm the hooks when the coming step is observed, else remove them."""

@@ -66,6 +66,7 @@ class WeightJumps:
         size = zeros.index_add(0, self._owner, torch.maximum(now.square(), before.square()))
         relative = torch.sqrt(apart / size.clamp_min(1e-60)).nan_to_num(0.0, 0.0, 0.0)
         expected = (steps * torch.maximum(ratio, ratio_before)).nan_to_num(math.inf, math.inf)
-        worst = torch.argmax(relative / (expected + _FLOOR))
+        # Kept as a vector: indexing with a single number of the device would wait for it.
+        worst = torch.argmax(relative / (expected + _FLOOR), dim=0, keepdim=True)
         row = self._matrix_rows[worst].to(torch.float64)
-        return torch.stack([relative[worst], expected[worst], row])
+        return torch.cat([relative[worst], expected[worst], row])

@@ -91,7 +91,7 @@ def mfu_metrics(
     `flops` per token and the `peak` of one device are 0 while they are unknown.
     """
     rate = known.get("performance/tokens_per_second", 0.0)
-    if not (flops > 0 and peak > 0 and isfinite(rate) and rate > 0):
+    if not (flops > 0 and peak > 0 and isfinite(rate) and rate > 0 and devices > 0):
         return {}
     value = flops * rate / (devices * peak)
     return {"performance/mfu" if value <= 1 else "performance/mfu_over_limit": value}

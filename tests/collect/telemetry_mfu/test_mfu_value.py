@@ -9,7 +9,7 @@ from distmon.collect.telemetry.mfu.model_flops import ModelFlops, given_flops
 from distmon.collect.telemetry.mfu.peaks import Peak, PeakTable
 from distmon.collect.telemetry.mfu.unavailable import MfuUnavailableError
 from distmon.collect.telemetry.mfu.utilization import Mfu
-from distmon.collect.telemetry.utilization import Utilization
+from distmon.collect.telemetry.utilization import Utilization, mfu_metrics
 
 A100 = PeakTable.shipped().find("NVIDIA A100-SXM4-80GB", "bf16")
 
@@ -39,11 +39,13 @@ def test_the_provenance_is_one_line() -> None:
 def test_an_mfu_above_100_percent_is_recorded_under_another_name() -> None:
     utilization = Utilization()
     utilization.mfu = Mfu(given_flops(4e10), A100)
+    sent = utilization.fields()
+    assert sent == {"flops_per_token": 4e10, "peak_flops": 312e12}
     rate = {"performance/tokens_per_second": 94_848.0}
-    assert utilization.metrics(rate, devices=8) == {
+    assert mfu_metrics(4e10, 312e12, rate, devices=8) == {
         "performance/mfu_over_limit": pytest.approx(1.52, abs=0.001)
     }
-    assert utilization.metrics(rate, devices=16) == {
+    assert mfu_metrics(4e10, 312e12, rate, devices=16) == {
         "performance/mfu": pytest.approx(0.76, abs=0.001)
     }
     assert Mfu(given_flops(312e12), A100).value(1, devices=1) == 1.0
@@ -55,9 +57,13 @@ def test_an_mfu_above_100_percent_is_recorded_under_another_name() -> None:
 def test_without_throughput_there_is_no_mfu(per_second: float, devices: int) -> None:
     mfu = Mfu(given_flops(4e10), A100)
     assert mfu.value(per_second, devices) is None
-    utilization = Utilization()
-    utilization.mfu = mfu
-    assert utilization.metrics({"performance/tokens_per_second": per_second}, devices) == {}
+    assert mfu_metrics(4e10, 312e12, {"performance/tokens_per_second": per_second}, devices) == {}
+
+
+def test_unknown_flops_or_peak_give_no_mfu() -> None:
+    assert Utilization().fields() == {"flops_per_token": 0.0, "peak_flops": 0.0}
+    rate = {"performance/tokens_per_second": 1.0}
+    assert mfu_metrics(0.0, 312e12, rate, 1) == mfu_metrics(4e10, 0.0, rate, 1) == {}
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
