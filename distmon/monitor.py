@@ -104,9 +104,11 @@ class Monitor:
         With several optimizers each is measured over its own first step; without an argument all
         are meant.
         """
-        if self.closed or is_capturing(self._device):
+        if self.closed:
             return
         try:
+            if is_capturing(self._device):
+                return
             self.telemetry.optimizer_begins()
             if self.schedule.coming_is_observed:
                 begin = self.cost.now()
@@ -119,10 +121,10 @@ class Monitor:
         """Call just after an optimizer step. Do not call it for a skipped step."""
         if self.closed:
             return
-        if is_capturing(self._device):
-            self.finite_watch.optimizer_captured()
-            return
         try:
+            if is_capturing(self._device):
+                self.finite_watch.optimizer_captured()
+                return
             self.telemetry.optimizer_ends()
             self._hint.optimizer_stepped(optimizer)
             self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
@@ -206,9 +208,9 @@ class Monitor:
         """
         if self.closed:
             return
-        self._hint.step_called()
         try:
             self._step(step, tokens, samples, (loss, grad_norm, lr))
+            self._hint.step_called()
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:

@@ -46,8 +46,8 @@ def run_ranks(
         while not context.join(timeout=TIMEOUT_S):
             pass
         results = [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
-    for rank, (ok, value) in enumerate(results):
-        assert ok, f"rank {rank} failed:\n{value}"
+    failed = [f"rank {rank} failed:\n{v}" for rank, (ok, v) in enumerate(results) if not ok]
+    assert not failed, "\n".join(failed)
     return [value for _, value in results]
 
 

@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Literal
 
 import torch
@@ -162,4 +162,6 @@ def _extras() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is None:
             yield Finding(f"extra {extra}", "absent", f"pip install 'distmon[{extra}]'")
         else:
-            yield Finding(f"extra {extra}", "ok", version(module.replace("_", "-")))
+            # A package may have another name than its module, as mlflow-skinny has.
+            packages = packages_distributions().get(module, [module])
+            yield Finding(f"extra {extra}", "ok", version(packages[0]))

@@ -18,7 +18,7 @@ _TEXT_OF_ONE_RANK: Final = frozenset({"mfu_source"})
 def record_hash(record: Record) -> int:
     """Return 48 bits; equal when the records are equal to the last bit.
 
-    What rank 0 attaches to a record, and what does not count when records are compared, is left out.
+    What does not count when records are compared is left out.
     """
     kept = (
         each.name for each in fields(record) if each.compare and each.name not in _TEXT_OF_ONE_RANK

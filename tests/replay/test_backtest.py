@@ -63,20 +63,22 @@ def test_a_failing_rule_is_reported_and_the_others_continue() -> None:
 
 
 def test_a_sweep_runs_one_rule_with_each_value() -> None:
+    quiet = [1.0, 1.02] * 75  # longer than the rule remembers a spike
+    losses = [*quiet, 30.0, *quiet, 12.0, *quiet]
     records = [
         make_record(10 * i, losses={10 * i: loss}, loss_ema={10 * i: 1.0})
-        for i, loss in enumerate([1, 1, 30, 1, 1, 1, 12, 1, 1, 1])
+        for i, loss in enumerate(losses)
     ]
-    settings = as_settings({"loss_spike": {"enabled": False, "cooldown": 0}})
+    settings = as_settings({"loss_spike": {"enabled": False, "cooldown": 0, "sigmas": 1e9}})
     sweep = parse_sweep("loss_spike.warning_factor=5, 20, 50", settings)
     points = run_sweep(records, sweep, settings)
     assert [(p.value, p.alerts, p.first_step, p.share) for p in points] == [
-        (5, 2, 20, 0.2),
-        (20, 1, 20, 0.1),
+        (5, 2, 1500, 2 / len(records)),
+        (20, 1, 1500, 1 / len(records)),
         (50, 0, None, 0.0),
     ]
     assert current_value(sweep, settings) == 10
-    silent = parse_sweep("loss_spike.cooldown=0,100", settings)
+    silent = parse_sweep("loss_spike.cooldown=0,1000", settings)
     assert [p.alerts for p in run_sweep(records, silent, settings)] == [2, 1]
     assert current_value(silent, settings) == 0
 

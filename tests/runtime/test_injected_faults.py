@@ -122,7 +122,7 @@ def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
     never = 0
     for number in range(_most(len(missed))):
         injected.reattach()
-        never += not injected.steps(missed[number] if number < len(missed) else None, 3)
+        never += not injected.steps(missed[number] if number < len(missed) else None, 6)
     injected.monitor.close()
     return {
         "sites": len(sites),

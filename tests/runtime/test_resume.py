@@ -78,7 +78,10 @@ def test_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
         assert ours == pytest.approx([r["metrics"][tag] for r in uncut.records], rel=1e-4)
     assert [*resumed.losses] == [*range(1, 241)]
     # Patience went on: 3 observations before the cut, 2 after.
-    assert [(a["rule"], a["step"]) for a in resumed.alerts] == [("frozen", 200)]
+    assert [(a["rule"], a["step"]) for a in resumed.alerts] == [
+        ("ranks_share_data", 80),
+        ("frozen", 200),
+    ]
     # The re-run step 160 counts once, and is that of the later attempt.
     rows = resumed.params.to_pandas()
     assert sorted(rows["step"].unique()) == [40, 80, 120, 160, 200, 240]

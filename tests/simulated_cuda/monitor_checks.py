@@ -319,7 +319,8 @@ def captured_training(interval: int, calls_hooks: bool) -> Any:
 def check_hooks_do_nothing_while_a_graph_is_captured() -> None:
     for interval, calls_hooks in ((1, True), (1, False), (50, False)):
         run = captured_training(interval, calls_hooks)
-        assert len(run.records) == (6 if interval == 1 else 0)
+        observed = [record for record in run.records if not record["partial"]]
+        assert len(observed) == (6 if interval == 1 else 0)
         assert not any(r["metrics"]["train/skipped_steps"] for r in run.records)
         if calls_hooks:
             assert run.records[-1]["metrics"]["monitor/update_ratio_median"] > 0

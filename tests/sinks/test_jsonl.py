@@ -90,6 +90,7 @@ def test_a_record_is_one_strict_line(make_record: MakeRecord, open_folder: OpenF
                 }
             ],
             "param_count": 1,
+            "counted_at": 0,
         },
         "desync": {"ranks": [1], "reference": 0, "params": ["w"], "tie": False},
         "faults": ["rank 1 failed"],

@@ -26,6 +26,7 @@ class MonitorSession(Session):
         self.monitor = monitor
         self._observes = observes
         self._gain = monitor.cycle.observer.gain
+        self._signals = monitor.telemetry.signals
         modules = {name.removeprefix("module."): each for name, each in model.named_modules()}
         self._clock = HookClock([modules[n] for n in self._gain.blocks.names if n in modules])
         # Off an accelerator the hooks come off in steps that are not observed.
@@ -37,6 +38,9 @@ class MonitorSession(Session):
             with self._clock.around():
                 self._gain.install()
         self._gain.arm(wanted=self._observes, first=False)
+        if self._signals is not None:
+            schedule = self.monitor.schedule
+            self._signals.step_begins(schedule.coming, schedule.next_observation)
 
     def before_step(self) -> None:
         self.monitor.before_step()
@@ -48,6 +52,8 @@ class MonitorSession(Session):
     def disable(self) -> None:
         self._gain.remove()
         self._clock.remove()
+        if self._signals is not None:
+            self._signals.close()
 
     def hook_seconds(self) -> float:
         return self._clock.seconds
