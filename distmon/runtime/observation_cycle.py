@@ -237,8 +237,8 @@ class ObservationCycle:
     def _exchange_decisions(self) -> None:
         """Act on what rank 0 decided until the last exchange; send what it decided since."""
         try:
-            if self.worker.output is not None:
-                self.settle(PATIENCE_S)
+            # On all ranks: a search takes several exchanges, and each rank has to take part.
+            self.settle(PATIENCE_S)
             decision = self._decisions.exchange()
         except CollectiveError:
             raise

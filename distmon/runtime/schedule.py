@@ -19,7 +19,7 @@ class StepSchedule:
     def __init__(self, interval: int, task_interval: int = 100, first: int | None = None) -> None:
         """`first`: step of the first observation, where it is before `interval`."""
         self.interval = interval
-        self._first = interval if first is None else first
+        self._first = interval if first is None else min(first, interval)
         self.completed = 0
         """Number of the last step that is done."""
         self.next_observation = self._first_after(0)

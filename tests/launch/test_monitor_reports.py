@@ -43,9 +43,9 @@ def test_a_rule_ends_the_run_and_asks_for_a_checkpoint(
     assert main([*TINY, *QUIET, *actions, *fault]) == 86
     out = " ".join(capsys.readouterr().out.split())
     assert "stopped by nonfinite at step 4: " in out
-    assert "; 4/6 steps, train_loss nan" in out
-    saved = torch.load(folder / "runs/checkpoints/step-000004.pt", weights_only=True)
-    assert saved["monitor"]["schedule"]["step"] == saved["step"] == 4
+    assert "; 6/6 steps, train_loss nan" in out  # decided at step 5, in effect at step 6
+    saved = torch.load(folder / "runs/checkpoints/step-000006.pt", weights_only=True)
+    assert saved["monitor"]["schedule"]["step"] == saved["step"] == 6
     assert len(list(folder.rglob("*.pt"))) == 1
 
 

@@ -40,9 +40,9 @@ def cases(folder: Path) -> dict[str, Case]:
     two = {mode: case(mode, f"--parallel={mode}") for mode in ("fsdp", "fsdp1", "tp", "pp")}
     two |= {f"nan-{mode}": fault(mode, "nan") for mode in ("fsdp1", "pp")}
     two["frozen-tp"] = fault("tp", "frozen", f"--steps={FROZEN_STEPS}")
-    two["spike-pp"] = fault("pp", "spike")
+    two["spike-pp"] = fault("pp", "spike", "--steps=8", "--inject-at=7")  # after 5 usual losses
     ending = ["--monitor.actions.stop=nonfinite", "--monitor.actions.checkpoint=nonfinite"]
-    two["stopped"] = fault("fsdp", "nan", "--monitor.run-dir=stopped", "--steps=6", *ending)
+    two["stopped"] = fault("fsdp", "nan", "--monitor.run-dir=stopped", "--steps=8", *ending)
     two["dead-fsdp1"] = fault("fsdp1", "dead", "--save-every=4", "--checkpoint-dir=dead")
     four = {
         "fsdp+tp": case("fsdp+tp", "--parallel=fsdp+tp"),
@@ -87,12 +87,12 @@ def test_a_rule_ends_all_ranks_together(folder: Path, cases: dict[str, Case]) ->
     found = cases["stopped"]
     assert found.code == 86, found.err
     last = " ".join(found.out.split("stopped by nonfinite at step 4: ")[-1].split())
-    assert "; 4/6 steps, train_loss nan, " in last
-    assert "run folder stopped, checkpoint runs/checkpoints/step-000004.pt" in last
+    assert "; 6/8 steps, train_loss nan, " in last  # decided at step 5, in effect at step 6
+    assert "run folder stopped, checkpoint runs/checkpoints/step-000006.pt" in last
     records = distmon.read_run(folder / "stopped").records
-    assert [record["step"] for record in records if not record["partial"]] == [2, 4]
-    saved = torch.load(folder / "runs/checkpoints/step-000004.pt", weights_only=True)
-    assert saved["monitor"]["schedule"]["step"] == 4
+    assert [record["step"] for record in records if not record["partial"]] == [2, 4, 6]
+    saved = torch.load(folder / "runs/checkpoints/step-000006.pt", weights_only=True)
+    assert saved["monitor"]["schedule"]["step"] == 6
 
 
 def test_shards_of_an_mlp_die_on_all_ranks(folder: Path, cases: dict[str, Case]) -> None:
@@ -108,7 +108,7 @@ def test_shards_of_an_mlp_die_on_all_ranks(folder: Path, cases: dict[str, Case])
         ("nan-fsdp1", "nonfinite", 4, [1], [UP]),
         ("nan-pp", "nonfinite", 4, [1], [UP]),
         ("frozen-tp", "frozen", FROZEN_STEPS, [], [UP]),
-        ("spike-pp", "loss_spike", 4, [], []),
+        ("spike-pp", "loss_spike", 8, [], []),
         ("desync-hsdp", "replica_desync", 4, [3], [UP]),
         ("desync-fsdp+tp", "replica_desync", 4, [3], [NORM]),
     ],

@@ -82,7 +82,10 @@ def test_resume_with_fewer_ranks_goes_on(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["--monitor.intervall=5"], 'did you mean "interval"'),
-        (["--monitor.run-dir=/proc/no"], "cannot write the run folder /proc/no"),
+        (
+            ["--monitor.run-dir=/proc/no", "--monitor.strict=true"],
+            "cannot write the run folder /proc/no",
+        ),
         (["--monitor.rules.frozen.patients=2"], 'did you mean "patience"'),
     ],
 )

@@ -321,7 +321,7 @@ def check_hooks_do_nothing_while_a_graph_is_captured() -> None:
         run = captured_training(interval, calls_hooks)
         observed = [record for record in run.records if not record["partial"]]
         assert len(observed) == (6 if interval == 1 else 0)
-        assert not any(r["metrics"]["train/skipped_steps"] for r in run.records)
+        assert not any(r["metrics"]["train/skipped_steps"] for r in observed)
         if calls_hooks:
             assert run.records[-1]["metrics"]["monitor/update_ratio_median"] > 0
 
