@@ -36,6 +36,8 @@ class AddressTable:
         )
         self._copies: dict[tuple[int, int], torch.Tensor] = {}
         self._kinds: dict[What, bytes] = {}
+        self._unsure: set[What] = set()
+        """What an interrupted `refresh` has left behind: found, and perhaps not uploaded."""
         self._translated: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
         self._numbers = np.zeros((len(shards), len(ADDRESS_COLUMNS)), dtype=np.int64)
         self.strided: dict[What, dict[int, torch.Tensor]] = {"weight": {}, "grad": {}}
@@ -54,12 +56,16 @@ class AddressTable:
         self._staging: list[tuple[torch.Tensor, DeviceMark]] = []
 
     def refresh(self, grads: bool) -> None:
-        """Bring the device table up to date; only the weights when `grads` is False."""
-        moved = self._update("weight")
-        if grads:
-            moved |= self._update("grad")
-        if moved:
+        """Bring the device table up to date; only the weights when `grads` is False.
+
+        After an error the next call writes the whole table: an address that was found and not
+        uploaded would be read for ever, long after its memory was freed.
+        """
+        which: tuple[What, ...] = ("weight", "grad") if grads else ("weight",)
+        moved = [self._update(what) for what in which]
+        if any(moved):
             self._upload(self.table, self._numbers)
+        self._unsure.difference_update(which)
 
     def without_grad(self) -> list[int]:
         """Return the rows that had no gradient to read at the last refresh."""
@@ -88,9 +94,13 @@ class AddressTable:
 
     def _update(self, what: What) -> bool:
         """Bring the numbers up to date; return False when nothing has changed."""
+        unsure = what in self._unsure
+        self._unsure.add(what)
         # An equal place may have other strides, so strided tensors are read every time.
-        if not self._places.update(what) and not self.strided[what]:
+        if not self._places.update(what) and not self.strided[what] and not unsure:
             return False
+        if unsure:
+            self._kinds.pop(what, None)
         places, first = self._places.places[what], ADDRESS[what]
         self._numbers[:, first] = places[:, ADDRESS_OF]
         kinds = places[:, CODE:].tobytes()

@@ -58,3 +58,22 @@ def test_backends_agree_while_gradients_change(kinds: str) -> None:
             dense = grad is not None and grad.layout is torch.strided
             assert fast.table[i, ADDRESS["grad"]] == (grad.data_ptr() if dense else 0)
             assert fast.table[i, ADDRESS["weight"]] == parameter.data_ptr()
+
+
+def test_a_refresh_that_was_interrupted_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the table would hold the address of a gradient that was freed since."""
+    parameters = [torch.nn.Parameter(torch.randn(12, 10)) for _ in range(2)]
+    table, _ = _tables(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    table.refresh(grads=True)
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "_upload", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            table.refresh(grads=True)
+    table.refresh(grads=True)
+    found = table.table[:, ADDRESS["grad"]].tolist()
+    assert found == [parameter.grad.data_ptr() for parameter in parameters if kept]
