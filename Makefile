@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 BASE   := $(VENV)/.base
 RUN    ?= runs/demo
 
-.PHONY: demo test lint bench bench-full clean install chromium picture
+.PHONY: demo test lint bench bench-full clean install chromium picture fuzz faults soak
 
 # Installed again only when what is to be installed has changed. The demo needs one extra.
 $(BASE): pyproject.toml setup.py constraints.txt
@@ -27,9 +27,10 @@ demo: $(BASE)
 	    --monitor.interval 20 --monitor.run-dir $(RUN)
 	$(BIN)/distmon show $(RUN)
 	$(BIN)/distmon report $(RUN)
-	@echo "next: $(BIN)/distmon run examples/nanogpt.py     an unmodified script under the monitor"
-	@echo "      $(BIN)/distmon run launch/train.py --monitor --monitor.interval 5 --inject nan"
-	@echo "      $(BIN)/distmon rules                       what it looks for"
+	@echo "see it:  $(RUN)/report.html in a browser, or $(BIN)/distmon watch $(RUN) here"
+	@echo "next:    $(BIN)/distmon run examples/nanogpt.py     an unmodified script under the monitor"
+	@echo "         $(BIN)/distmon run launch/train.py --monitor --monitor.interval 5 --inject nan"
+	@echo "         $(BIN)/distmon rules                       what it looks for"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -44,7 +45,7 @@ chromium:
 	    echo "no Chromium here, and none could be installed: the tests of the pages are skipped"
 
 test: lint chromium
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 picture: $(STAMP) chromium
 	test -d $(RUN) || $(MAKE) demo
@@ -55,6 +56,16 @@ bench: $(STAMP)
 
 bench-full: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead --full --out runs/bench-full
+
+# As long as one likes: INPUTS=100000, MINUTES=600.
+fuzz: $(STAMP)
+	$(BIN)/python -m benchmarks.fuzz --inputs $(or $(INPUTS),20000)
+
+faults: $(STAMP)
+	$(BIN)/python -m benchmarks.faults
+
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from csrc_triton import exact_stats, gradient_runs
+from csrc_triton import activation_stats, exact_stats, gradient_runs
 from csrc_triton.address_layout import DTYPE_CODES, dtype_set
 from csrc_triton.sampled_stats import REGISTER_LIMITS, STATS_BLOCK_WIDTH, sampled_stats_kernel
 from csrc_triton.snapshot import snapshot_kernel
@@ -73,6 +73,7 @@ def shipped_configurations() -> list[Configuration]:
         _exact_rows(True),
         _exact_rows(False),
         _run_rows(),
+        *(_activation(name) for name in ("fp32", "bf16", "fp16", "fp64")),
     ]
     return result
 
@@ -213,4 +214,33 @@ def _run_rows() -> Configuration:
         {"LINES": gradient_runs.LINES},
         gradient_runs.WARPS,
         gradient_runs.ROW_REGISTERS,
+    )
+
+
+def _activation(dtype: str) -> Configuration:
+    pointers = {
+        "p_values": f"*{dtype}",
+        "p_sums": "*fp64",
+        "p_absmax": "*fp32",
+        "p_slots": "*fp32",
+        **dict.fromkeys(("positions", "units", "inner"), "i32"),
+        **dict.fromkeys(("stride_outer", "stride_unit", "stride_inner"), "i32"),
+        **dict.fromkeys(("first", "all_units"), "i32"),
+        **dict.fromkeys(("low", "high"), "fp32"),
+    }
+    constants = {
+        "SLOTS": 256,
+        "WIDE": tl.float64 if dtype == "fp64" else tl.float32,
+        "POSITIONS": activation_stats.POSITIONS,
+        "UNITS": activation_stats.UNITS,
+        "PASSES": activation_stats.PASSES,
+    }
+    return Configuration(
+        "activation_stats",
+        dtype,
+        activation_stats.activation_stats_kernel,
+        pointers,
+        constants,
+        activation_stats.WARPS,
+        activation_stats.REGISTERS,
     )

@@ -39,6 +39,7 @@ from csrc_triton.tables import (
     RowOutputs,
     check,
     cut_into_chunks,
+    upload,
 )
 
 CHUNK: Final = 1 << 16
@@ -255,8 +256,8 @@ class ExactTables:
         numels = [*gradients.values(), *weights.values()]
         chunk_tensors, first_chunks = cut_into_chunks(numels, CHUNK, device)
         return cls(
-            rows=torch.tensor([*gradients, *weights], dtype=torch.int32).to(device),
-            numels=torch.tensor(numels, dtype=torch.int64).to(device),
+            rows=upload(torch.tensor([*gradients, *weights], dtype=torch.int32), device),
+            numels=upload(torch.tensor(numels, dtype=torch.int64), device),
             chunk_tensors=chunk_tensors,
             first_chunks=first_chunks,
             partials=torch.empty(

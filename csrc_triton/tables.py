@@ -60,6 +60,11 @@ def block_width(widest: int) -> int:
     return width
 
 
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy on `device` that is queued, not waited for; only pinned memory allows that."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
 def cut_into_chunks(
     sizes: Sequence[int], chunk: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,7 +76,7 @@ def cut_into_chunks(
     per_tensor = (torch.tensor(sizes, dtype=torch.int64) + chunk - 1) // chunk
     first = torch.cat((torch.zeros(1, dtype=torch.int64), per_tensor.cumsum(0)))
     tensors = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), per_tensor)
-    return tensors.to(device), first.to(device)
+    return upload(tensors, device), upload(first, device)
 
 
 @dataclass(frozen=True)

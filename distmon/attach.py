@@ -6,10 +6,11 @@ raise.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, TypeVar
@@ -18,17 +19,22 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from distmon.collect.gradient_gain import candidates, choose
-from distmon.collect.own_hooks import OwnHook
+from distmon.collect.gradient_gain import Blocks, candidates, choose
+from distmon.collect.inside.choosing import candidates as inside_candidates
+from distmon.collect.inside.choosing import choose as choose_inside
+from distmon.collect.inside.inside import WatchedModel
+from distmon.collect.own_hooks import OWNER, OwnerMark
 from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, PlanMismatchError
-from distmon.layout import NamedModule, Shard, capture, named_modules
+from distmon.layout import NamedModule, Shard, capture, named_modules, written_module
 from distmon.layout.checks import check_devices
 from distmon.layout.parameter_table import RankContents, complete, describe, merge, merge_modules
 from distmon.monitor import Monitor
 from distmon.probe.read_cost import gradient_read_seconds
+from distmon.reduce.channel import Channel
 from distmon.reduce.exchange import exchange
-from distmon.reduce.process_group import Ranks, by_value
+from distmon.reduce.majority import by_value
+from distmon.reduce.process_group import Ranks
 from distmon.rules import BUILTIN, configure, with_users_rules
 from distmon.rules.alert_patterns import check_patterns
 from distmon.rules.base import Rule
@@ -101,50 +107,100 @@ def attach(
 
 def attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor:
     """Attach a monitor to what `source` describes; every integration calls this."""
+    with _collector_paused():
+        return _attach_source(source, options)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python from looking for garbage among the thousands of objects that are only made here:
+    with 100 000 parameters that takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor:
     local = _LocalSteps()
     settings = local.run(lambda: load_config(options.config, options.overrides), MonitorConfig())
     if options.hooks:  # a trainer that calls before_step() itself may do so for several
-        for model in source.models:
-            _close_previous(model)
+        local.run(lambda: _close_previous(source.models), None)
     with ExitStack() as undo:
-        ranks = Ranks(settings.timeout_s, source.device, settings.transport)
+        ranks = Ranks(settings.timeout_s, source.device)
         undo.callback(ranks.close)
-        if not _agree_to_begin(ranks, settings, local):
+        begin = _agree_to_begin(ranks, settings, local)
+        if not begin.enabled:
             return DisabledMonitor()
+        spectra = local.run(lambda: _open_channels(ranks, settings, begin, undo), None)
         prepared = local.run(lambda: _prepare(source, settings, options.own_rules), _Prepared())
         contents = exchange(ranks, prepared.contents)
         hosts = ranks.hosts()
         seconds = local.run(lambda: gradient_read_seconds(prepared.shards), 0.0)
         seconds = ranks.slowest(seconds)
-        parts = local.run(
-            lambda: assemble(
+        monitor = local.run(
+            lambda: _build(
                 _blueprint(prepared, contents, hosts, seconds, settings, ranks, source.device),
+                spectra,
                 source,
                 options,
                 undo,
             ),
             None,
         )
-        hashes = dict.fromkeys(COMPARED, 0) if parts is None else parts.cycle.observer.agreement
-        local.agree(ranks, hashes)
-        assert parts is not None
-        monitor = Monitor(parts)
-        undo.callback(monitor.close)
-        monitor.install_model_hooks(source.models)
-        if options.hooks:
-            monitor.install_hooks()
+        hashes = dict.fromkeys(COMPARED, 0)
+        if monitor is not None:
+            hashes = local.run(lambda: monitor.cycle.observer.agreement, hashes)
+        local.agree(ranks, hashes)  # nothing after it can fail on one rank alone
+        assert monitor is not None
         undo.pop_all()
     return monitor
 
 
-def _agree_to_begin(ranks: Ranks, settings: MonitorConfig, local: _LocalSteps) -> bool:
-    """Return whether all ranks have monitoring enabled; False when none has.
+def _build(
+    blueprint: Blueprint,
+    spectra: Channel | None,
+    source: Source,
+    options: Options,
+    undo: ExitStack,
+) -> Monitor:
+    """Return a monitor with its hooks installed; `undo` gets what removes them."""
+    parts = assemble(blueprint, source, options, undo)
+    if spectra is not None:
+        parts.cycle.observer.spectra.open(spectra)
+    monitor = Monitor(parts)
+    undo.callback(monitor.close)
+    monitor.install_model_hooks(source.models)
+    if options.hooks:
+        monitor.install_hooks()
+    return monitor
 
-    Raises on every rank when ranks differ. A rank whose config is invalid takes part with the
+
+@dataclass(frozen=True)
+class _Begin:
+    """What all ranks know before anything is built; the same on each of them."""
+
+    enabled: bool
+    """Whether they continue; False when monitoring is disabled on all of them."""
+    failed: bool
+    """A rank has failed: all of them raise at the agreement."""
+    spectra: bool
+    """All of them estimate spectral norms."""
+
+
+def _agree_to_begin(ranks: Ranks, settings: MonitorConfig, local: _LocalSteps) -> _Begin:
+    """Compare what ranks must know of each other before they create further groups.
+
+    Raises on every rank when they differ in it. A rank whose config is invalid takes part with the
     default one, and raises its error when all ranks have met in the end.
     """
-    mine = [settings.enabled, settings.transport == "device", local.failed]
-    enabled, on_device, failed = ranks.gather(torch.tensor(mine, dtype=torch.int64)).T.tolist()
+    with_spectra = "spectra" in settings.inside.kinds
+    mine = [settings.enabled, settings.transport == "device", with_spectra, local.failed]
+    table = ranks.gather(torch.tensor(mine, dtype=torch.int64))
+    enabled, on_device, spectra, failed = table.T.tolist()
     if not any(failed):
         for what, values in (("enabled", enabled), ("transport: device", on_device)):
             if len({*values}) > 1:
@@ -152,7 +208,21 @@ def _agree_to_begin(ranks: Ranks, settings: MonitorConfig, local: _LocalSteps) -
                 raise PlanMismatchError(
                     f"ranks have different settings of {what} ({words}); set the same on every rank"
                 )
-    return any(failed) or all(enabled)
+    return _Begin(any(failed) or all(enabled), any(failed), all(spectra))
+
+
+def _open_channels(
+    ranks: Ranks, settings: MonitorConfig, begin: _Begin, undo: ExitStack
+) -> Channel | None:
+    """Create the groups that all ranks need; return that of the spectral norms."""
+    if begin.failed:
+        return None
+    ranks.open(settings.transport)
+    if not begin.spectra:
+        return None
+    channel = ranks.open_channel()
+    undo.callback(channel.close)
+    return channel
 
 
 class _LocalSteps:
@@ -191,6 +261,7 @@ class _Prepared:
 
     shards: Sequence[Shard] = ()
     modules: Sequence[NamedModule] = ()
+    roots: Mapping[str, nn.Module] = field(default_factory=dict)
     globs: tuple[str, ...] = ()
     rules: Sequence[ActiveRule] = ()
     contents: RankContents = field(default_factory=RankContents)
@@ -204,10 +275,22 @@ def _prepare(source: Source, settings: MonitorConfig, own_rules: Sequence[Rule])
     check_devices(shards)
     modules: Sequence[NamedModule] = ()
     globs: tuple[str, ...] = ()
-    if source.find_modules is not None and settings.flow.enabled:
-        modules, globs = source.find_modules(), settings.flow.blocks
-    contents = RankContents(describe(shards), candidates(modules, globs))
-    return _Prepared(shards, modules, globs, active, contents)
+    flow, inside = settings.flow, settings.inside
+    if source.find_modules is not None and (flow.enabled or inside.kinds):
+        modules, globs = source.find_modules(), flow.blocks
+    roots = _roots(source.models)
+    contents = RankContents(
+        describe(shards),
+        candidates(modules, globs) if flow.enabled or inside.kinds else (),
+        inside_candidates(modules, roots, inside) if inside.kinds else (),
+    )
+    return _Prepared(shards, modules, roots, globs, active, contents)
+
+
+def _roots(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Return the models themselves, without wrappers, by the name that they get in records."""
+    names = ["(model)"] if len(models) == 1 else [f"(model {i})" for i in range(len(models))]
+    return {name: written_module(model) for name, model in zip(names, models, strict=True)}
 
 
 def _blueprint(
@@ -223,26 +306,35 @@ def _blueprint(
     table = merge({rank: each.parameters for rank, each in contents.items()})
     sizes = {entry.name: math.prod(entry.shape) for entry in table}
     modules = merge_modules([each.modules for each in contents.values()])
+    chain = choose(modules, sizes, prepared.globs)
+    catalog = choose_inside(
+        [each.inside for each in contents.values()],
+        chain.names,
+        {entry.name: entry.shape for entry in table},
+        settings.inside,
+    )
     return Blueprint(
         settings=settings,
         ranks=ranks,
         shards=complete(table, prepared.shards, device),
         rules=prepared.rules,
-        blocks=choose(modules, sizes, prepared.globs),
+        blocks=chain if settings.flow.enabled else Blocks(),
         modules={each.name: each.called for each in prepared.modules},
         in_stages=len(contents) > 1,
         hosts=hosts,
         reading=choose_reading(settings.sample_size, settings.budget, settings.interval, seconds),
+        catalog=catalog,
+        watched=WatchedModel(prepared.modules, prepared.roots, in_stages=len(contents) > 1),
     )
 
 
-def _close_previous(model: nn.Module) -> None:
-    """Close the monitors of this model: their hooks name them."""
-    hooks: list[Any] = [*model._forward_hooks.values()]
-    for hook in hooks:
-        if isinstance(hook, OwnHook) and hook.owner is not None:
+def _close_previous(models: Iterable[nn.Module]) -> None:
+    """Close the monitor of each of these models, which a mark on the model names."""
+    for model in models:
+        mark = model.__dict__.get(OWNER)
+        if isinstance(mark, OwnerMark):
             log.info("distmon: closing the earlier monitor of this %s", type(model).__name__)
-            hook.owner.close()
+            mark.owner.close()
 
 
 def is_engine(model: object) -> bool:

@@ -7,14 +7,12 @@ the nearest valid one.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -29,8 +27,12 @@ from pydantic_core import PydanticCustomError
 from distmon.errors import ConfigError
 from distmon.redaction import HIDDEN, Redactor
 from distmon.rule_presets import with_preset
+from distmon.untrusted.documents import check_plain, parse_json, parse_yaml
+from distmon.untrusted.files import read_regular
 
 ENV_PREFIX = "DISTMON_"
+LARGEST_FILE: Final = 256 << 10
+"""Bytes of a config file."""
 SINKS: Final = {
     "console": "",
     "jsonl": "",
@@ -113,8 +115,41 @@ class GradientGainConfig(_Section):
     """Measure the gain of the blocks on observed steps."""
     blocks: NameList = ()
     """Globs of the modules that are blocks; without one, the model's repeated blocks are found."""
-    window: int = Field(default=5, ge=2)
+    window: int = Field(default=5, ge=2, le=10**4)
     """Observations in the moving average and the drift of the mean gain."""
+
+
+InsideKind = Literal["activations", "attention", "experts", "spectra"]
+
+
+class InsideConfig(_Section):
+    """What is watched inside the model. `inside: all` or `inside: [activations, experts]` is short
+    for `kinds`."""
+
+    kinds: tuple[InsideKind, ...] = ()
+    """Kinds of statistics; none by default."""
+    every: int = Field(default=1, ge=1)
+    """Observations from one measurement to the next."""
+    modules: NameList = ()
+    """Globs of further modules whose output is watched as an activation."""
+    routers: NameList = ()
+    """Globs of the modules that route tokens to experts; found by name and shape when absent."""
+    matrices: NameList = ()
+    """Globs of the parameters whose spectral norm is estimated; those of the blocks when absent."""
+    window: int = Field(default=3, ge=1)
+    """Measurements over which a unit or an expert must be inactive to count as dead."""
+
+
+def _as_inside(value: Any) -> Any:
+    """Accept `all`, a kind or a list of kinds where a mapping is meant."""
+    if isinstance(value, str | list | tuple):
+        value = {"kinds": value}
+    if isinstance(value, Mapping) and "kinds" in value:
+        kinds = _as_list(value["kinds"])
+        if isinstance(kinds, list | tuple) and "all" in kinds:
+            kinds = get_args(InsideKind)
+        return {**value, "kinds": kinds}
+    return value
 
 
 class ModelConfig(_Section):
@@ -163,10 +198,12 @@ class PrometheusConfig(_Section):
     """Where the prometheus sink listens."""
 
     address: str = "127.0.0.1"
-    """Loopback by default: only this host can read it."""
+    """Loopback by default: only this host can read it. Any other needs a `token`."""
+    token: SecretStr | None = None
+    """What a scrape must send as `Authorization: Bearer ...`; at least 16 characters."""
     port: int = Field(default=9464, ge=0, le=65535)
     """The port, or the first of those that are tried; 0 for any."""
-    ports: int = Field(default=10, ge=1)
+    ports: int = Field(default=10, ge=1, le=1000)
     """How many ports are tried."""
     most_ranks: int = Field(default=64, ge=0)
     """Ranks that get a series of their own."""
@@ -203,8 +240,9 @@ class ActionsConfig(_Section):
 
 def _as_actions(value: Any) -> Any:
     """Accept `stop` or `[stop, bundle]` where a mapping is meant."""
-    if isinstance(value, str | list | tuple):
-        return dict.fromkeys(_as_list(value), ("warning", "critical"))
+    names = _as_list(value)
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return dict.fromkeys(names, ("warning", "critical"))
     return value
 
 
@@ -217,9 +255,9 @@ class RuleConfig(BaseModel):
     """Whether the rule is evaluated."""
     severity: Literal["info", "warning", "critical"] | None = None
     """Replaces the rule's own severity."""
-    patience: int | None = Field(default=None, ge=1)
+    patience: int | None = Field(default=None, ge=1, le=10**9)
     """Consecutive observations before it fires."""
-    cooldown: int | None = Field(default=None, ge=0)
+    cooldown: int | None = Field(default=None, ge=0, le=10**9)
     """Observations of silence about the same thing after it fired."""
     when: str | None = None
     """Makes a rule of your own: a condition over metrics, see docs/rules.md."""
@@ -234,15 +272,17 @@ class MonitorConfig(_Section):
 
     enabled: bool = True
     """False: `attach` returns a monitor that does nothing."""
-    interval: int = Field(default=100, ge=1)
+    interval: int = Field(default=100, ge=1, le=10**9)
     """Steps from one observation to the next."""
-    first_observation: int = Field(default=10, ge=1)
+    first_observation: int = Field(default=10, ge=1, le=10**9)
     """Step of the first observation, where that is earlier than `interval`."""
-    sample_size: Annotated[int, Field(ge=1)] | Literal["auto", "sampled", "exact"] = "auto"
+    sample_size: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto", "sampled", "exact"] = (
+        "auto"
+    )
     """What is read: `auto`, `sampled`, `exact`, or a number of elements per weight."""
     seed: int = 0
     """Chooses the sample together with each parameter's name."""
-    topk: int = Field(default=5, ge=0)
+    topk: int = Field(default=5, ge=0, le=10**4)
     """How many of the worst frozen parameters get a tag of their own."""
     backend: Literal["auto", "torch", "triton", "native"] = "auto"
     """What fills rows; `auto`: Triton on a GPU, native (if built) on a CPU, else torch."""
@@ -278,9 +318,11 @@ class MonitorConfig(_Section):
         "arrow",
     )
     """Where records and alerts go."""
-    queue_size: int = Field(default=64, ge=1)
+    writer: Literal["process", "thread"] = "process"
+    """`process`: derive, evaluate and write beside the training; `thread`: within it."""
+    queue_size: int = Field(default=64, ge=1, le=10**6)
     """Records a sink may fall behind before newer ones are dropped and counted."""
-    total_steps: int | None = Field(default=None, ge=1)
+    total_steps: int | None = Field(default=None, ge=1, le=10**12)
     """Length of the run, shown by the console as `step:20/300`."""
     param_tags: NameList = ()
     """Globs of parameters that get tags of their own; none by default."""
@@ -292,7 +334,7 @@ class MonitorConfig(_Section):
     """Share of the training time that the monitor may cost; above it the interval is stretched."""
     budget_after_s: float = Field(default=60.0, ge=0)
     """Training time between two changes of the interval."""
-    hardware_period_s: float = Field(default=10.0, gt=0)
+    hardware_period_s: float = Field(default=10.0, gt=0, le=1e6)
     """Seconds between two readings of the device's driver, in a thread of its own."""
     mfu: MfuConfig = MfuConfig()
     """What MFU is computed from."""
@@ -302,7 +344,9 @@ class MonitorConfig(_Section):
     """What is known about the training loss."""
     flow: GradientGainConfig = GradientGainConfig()
     """Gain of the backward pass, block by block."""
-    task_interval: int = Field(default=100, ge=1)
+    inside: Annotated[InsideConfig, BeforeValidator(_as_inside)] = InsideConfig()
+    """What is watched inside the model; nothing by default."""
+    task_interval: int = Field(default=100, ge=1, le=10**9)
     """Steps from one measurement of the tasks to the next."""
     notify: NotifyConfig = NotifyConfig()
     """Alerts to people."""
@@ -345,17 +389,15 @@ def load_config(
 def read_config_file(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML or JSON file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, LARGEST_FILE).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the config file {path}: {reason}") from None
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ConfigError(
-            f"{path} is not valid {path.suffix[1:] or 'YAML'}: {first_line}"
-        ) from None
+        content = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+        check_plain(content)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid {path.suffix[1:] or 'YAML'}: {error}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -384,11 +426,20 @@ def _sentence(error: ValidationError, model: type[BaseModel], origin: str) -> st
         return f'unknown key "{key}" in {origin}; {hint}'
     value = first.get("input")
     # A token cannot be distinguished from a word: of `notify`, only numbers are quoted.
-    shown = HIDDEN if path[:1] == ["notify"] and not isinstance(value, int | float) else repr(value)
+    hidden = path[:1] == ["notify"] and not isinstance(value, int | float)
+    shown = HIDDEN if hidden else _shortened(value)
     wanted = first["msg"][0].lower() + first["msg"][1:]
     if key == "sample_size":
         wanted = 'it must be a whole number of at least 1, "auto", "sampled" or "exact"'
     return f'bad value {shown} for "{key}" in {origin}: {wanted}'
+
+
+def _shortened(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # of a user's object, or an integer of thousands of digits
+        return f"of type {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def suggest(word: str, choices: list[str]) -> str:
@@ -419,8 +470,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
                     "another variable sets to a value"
                 )
         try:
-            section[path[-1]] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
+            section[path[-1]] = parse_yaml(text)
+            check_plain(section[path[-1]])
+        except ValueError:
             raise ConfigError(
                 f"the environment variable {variable} does not hold a valid YAML value"
             ) from None

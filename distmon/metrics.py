@@ -15,6 +15,8 @@ PHASES: Final = ("data", "forward", "backward", "communication", "optimizer", "o
 """Phases of a step, in order. `other` is what no hook attributes, evaluation included."""
 OWN_PHASES: Final = ("data", "forward", "backward", "optimizer")
 """Phases in which a rank itself may be slow; in the others it may be waiting."""
+PENDING_EVALUATIONS: Final = 2
+"""Evaluations sent with one observation; of more, the newest."""
 GRAD_PERCENTILES: Final[tuple[int, ...]] = (25, 50, 75, 95, 99)
 
 REDUCTIONS: Final = {
@@ -22,6 +24,7 @@ REDUCTIONS: Final = {
     "parameters": ("count", "max", "median", "min", "norm", "p95"),
     "elements": ("count", "max", "mean", "min", "norm", "percentile", "std"),
     "blocks": ("mean",),
+    "modules": ("max", "min"),
 }
 """How many values become one, by what they are values of. `elements` of a parameter: all of them,
 on all ranks."""
@@ -91,6 +94,17 @@ gradient_monitor/mean_gain | | mean over blocks | gain of the blocks that follow
 gradient_monitor/mean_gain_ma | | | mean gain averaged over the last observations
 gradient_monitor/mean_gain_drift | | | relative change of mean gain over its window
 gradient_monitor/amplification | | | mean_gain ** blocks: first gradient over last
+inside/activation_rms_max | | max over modules | rms of an activation
+inside/dead_fraction_max | | max over modules | share of dead units
+inside/saturated_fraction_max | | max over modules | share of a bounded activation at its bounds
+inside/effective_rank_min | | min over modules | effective rank of an activation
+inside/attention_logit_max | | max over modules | largest attention logit in the sample
+inside/attention_entropy_min | | min over modules | entropy of attention over its largest value
+inside/expert_load_max | | max over modules | largest load of an expert over its fair share
+inside/expert_diversity_min | | min over modules | exp(entropy of the load) / experts
+inside/dead_expert_fraction_max | | max over modules | share of experts without a token
+inside/dropped_token_fraction_max | | max over modules | share of routed tokens that were dropped
+inside/spectral_norm_max | | max over parameters | largest estimated spectral norm
 evaluation/train_loss | | mean over ranks | training loss given with the newest evaluation
 evaluation/val_loss | | mean over ranks | validation loss of the newest evaluation
 evaluation/improvement_rate | | | (previous - now) / previous validation loss
@@ -171,6 +185,7 @@ time | s | | Unix time of the rank when it observed
 step | | | step number of the rank
 failed | | | 1 when the rank failed to observe this step
 skipped_steps | steps | | optimizer steps not applied
+skips_expected | | | 1 where a loss scaler may skip steps, 0 where only a NaN makes one
 step_seconds | s | | mean step time since the last record
 elapsed_seconds | s | | time since the last record
 tokens | tokens | | tokens since the last record
@@ -229,6 +244,43 @@ weight_jump_row | | | its place in the parameter table
 """)
 """Telemetry of each rank, in every record."""
 
+INSIDE_METRICS: Final = {
+    "activations": metric_table("""
+mean | | mean over elements | mean of the output of the module
+std | | std over elements | standard deviation
+absmax | | max over elements | largest magnitude; Inf when there is a NaN
+rms | | norm over elements | root of the mean square
+norm | | | rms * sqrt(units): the norm of the output at a typical position
+zero_fraction | | mean over elements | share of exact zeros
+dead_fraction | | | share of units that were zero at every position of the last `inside.window`
+saturated_fraction | | mean over elements | share at the bounds of a bounded function; else NaN
+effective_rank | | | tr(C)^2 / tr(C^2) of the covariance over positions, from a sample
+spread | | | tr(C) / mean squared norm: 0 when all positions have the same output
+units | units | | size of the dimension of the units, on all ranks
+positions | | | positions of the last `inside.window` on all ranks
+"""),
+    "attention": metric_table("""
+logit_max | | max over elements | largest logit in the sample of queries and heads
+entropy | | mean over elements | entropy of the attention of a query, in nats
+relative_entropy | | mean over elements | entropy over the logarithm of the keys that it sees
+"""),
+    "experts": metric_table("""
+load_max | | | largest share of an expert over the fair share 1 / experts
+diversity | | | exp(entropy of the shares) / experts: 1 when all experts have the same load
+dead_fraction | | | share of experts without a token in the last `inside.window` measurements
+dropped_fraction | | | share of assignments that exceeded the capacity
+experts | experts | | experts of the router
+experts_per_token | experts | | experts that a token is sent to
+fair_tokens | tokens | | assignments per expert in the last `inside.window` measurements
+"""),
+    "spectra": metric_table("""
+spectral_norm | | | largest singular value, by power iteration that continues from the last one
+spectral_norm_error | | | estimate of its error, from the residual of the singular vectors
+stable_rank | | | squared Frobenius norm over squared spectral norm
+"""),
+}
+"""By kind, in `inside` of a record; only what `inside` in the settings asks for."""
+
 TOPK_FROZEN_PREFIX: Final = "monitor/topk_frozen/"
 TASK_PREFIX: Final = "tasks/"
 NAMED_METRICS: Final = metric_table("""
@@ -267,6 +319,10 @@ def page() -> str:
         ("Run, by name", "`metrics` of a record, one for each name", NAMED_METRICS),
         ("Parameter", "`params` of a record", (*PARAM_METRICS, *PERCENTILE_METRICS)),
         ("Rank", "`ranks` of a record", RANK_METRICS),
+        *(
+            (f"Inside: {kind}", f"`inside[{kind!r}]` of a record, with `inside` set", metrics)
+            for kind, metrics in INSIDE_METRICS.items()
+        ),
     ):
         lines += ["", f"## {title}", "", f"In {where}.", "", *_markdown(metrics)]
     lines += ["", "## Renamed", "", "Old names are still read in run folders and in rules.", ""]

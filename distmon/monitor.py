@@ -8,23 +8,29 @@ training loop.
 from __future__ import annotations
 
 import atexit
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
 
+from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.losses import Number
-from distmon.collect.telemetry.loader_hooks import LoaderHook
-from distmon.collect.telemetry.phase_hooks import Removable, install_phase_hooks
+from distmon.collect.own_hooks import Removable
+from distmon.collect.telemetry.model_hooks import install_telemetry_hooks
+from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.device import is_capturing
 from distmon.errors import CollectiveError, ConfigError
 from distmon.record.record import Record
 from distmon.runtime.assembly import Parts
 from distmon.runtime.decisions import PATIENCE_S
-from distmon.runtime.observation_cycle import Optimizer
-from distmon.runtime.process_end import close_at_exit
+from distmon.runtime.idle_lane import idle_lane
+from distmon.runtime.observation_cycle import ObservationCycle, Optimizer
+from distmon.runtime.process_end import close_at_exit, close_with_models
+from distmon.runtime.schedule import StepSchedule
+from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.state import STATE_VERSION, state_hash, upgrade
 from distmon.runtime.step_hint import StepHint
 
@@ -39,60 +45,103 @@ class Monitor:
     enabled = True
 
     def __init__(self, parts: Parts) -> None:
-        self.schedule = parts.schedule
-        self.cycle = parts.cycle
-        self.finite_watch = parts.finite_watch
-        self.telemetry = parts.telemetry
-        self.cost = parts.cost
+        self._parts = parts
         self.actions = parts.actions
         self.faults = parts.faults
         self.closed = False
         self._device = parts.cycle.observer.plan.device
         self._hint = StepHint(parts.cycle.observer.ranks.rank)
         self._hooks: list[Removable] = []
-        self._loaded = 0
+        self._exchanged = True
+        self._training_thread: int | None = None
+        """The thread of `step`, from the first step on; only it may take observations on."""
+        self._known_state: dict[str, Any] = {}
+        # A compiler that traced into them, from the hooks of a compiled optimizer step, would
+        # recompile at every change of the monitor's state.
+        disable: Any = torch.compiler.disable
+        names = ("before_step", "after_step", "check", "step")
+        own = {name: disable(getattr(self, name)) for name in names}
+        self._lane = idle_lane(parts, own, self._hint.step_called, parts.native)
+        for name, call in self._lane.calls.items():
+            setattr(self, name, call)  # it calls the method unless the step is idle
         close_at_exit(self)
+
+    @property
+    def schedule(self) -> StepSchedule:
+        """Step numbers, and which steps are observed."""
+        self._lane.settle()
+        return self._parts.schedule
+
+    @property
+    def cycle(self) -> ObservationCycle:
+        """The observations, from snapshot to alerts."""
+        self._lane.settle()
+        return self._parts.cycle
+
+    @property
+    def finite_watch(self) -> FiniteWatch:
+        """The watch for NaN and Inf in loss and gradient norm."""
+        self._lane.settle()
+        return self._parts.finite_watch
+
+    @property
+    def telemetry(self) -> RankTelemetry:
+        """What this rank measures about itself."""
+        self._lane.settle()
+        return self._parts.telemetry
+
+    @property
+    def cost(self) -> SelfCost:
+        """The monitor's own time."""
+        self._lane.settle()
+        return self._parts.cost
 
     @property
     def last_record(self) -> Record | None:
         """The newest record; the same on every rank, None without one.
 
         Waits a few seconds at most for an observation that is being reduced or derived, never for a
-        device. Other ranks than 0 derive it here.
+        device. Other ranks than 0 derive it here. On another thread than that of `step`, as in
+        `on_alert`, it waits for nothing: it is the newest one that this process has.
         """
+        if self._is_other_thread:
+            return self._parts.cycle.known_record
         try:
             if not self.closed:
                 self.cycle.settle(PATIENCE_S)
-            return self.cycle.worker.newest_record
+            return self.cycle.newest_record()
         except CollectiveError as error:
             self._end_monitoring(error)
-            return self.cycle.worker.newest_record
+            return self.cycle.newest_record()
         except Exception as error:
             self.faults.report("last_record", error)
             return None
 
+    @property
+    def _is_other_thread(self) -> bool:
+        """Whether this is not the thread that steps: two that poll would launch the same twice."""
+        return self._training_thread not in (None, threading.get_ident())
+
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
-        # A compiler that traced into them would recompile at every change of the monitor's state.
-        disable: Any = torch.compiler.disable
-        before = disable(lambda optimizer, *_: self.before_step(optimizer))
-        after = disable(lambda optimizer, *_: self.after_step(optimizer))
+        disable: Any = torch.compiler.disable  # see __init__; a compiled entry is never traced
+        before = self._lane.calls.get("before_step") or disable(
+            lambda optimizer, *_: self.before_step(optimizer)
+        )
+        after = self._lane.calls.get("after_step") or disable(
+            lambda optimizer, *_: self.after_step(optimizer)
+        )
         for optimizer in self.cycle.observer.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(before))
             self._hooks.append(optimizer.register_step_post_hook(after))
 
-    def install_model_hooks(self, models: Iterable[torch.nn.Module]) -> None:
+    def install_model_hooks(self, models: Sequence[torch.nn.Module]) -> None:
         """Let the calls of the blocks and of the whole model be observed."""
         self.cycle.observer.gain.install()
-        signals = self.telemetry.signals
-        for model in models:
-            if signals is not None:
-                self._hooks.append(
-                    model.register_forward_pre_hook(signals.forward_hook, with_kwargs=True)
-                )
-            for hook in install_phase_hooks(model, self.telemetry.phases, owner=self):
-                self._hooks.append(hook)  # one by one: the next one may raise
-        self._hooks.append(LoaderHook(self.telemetry.phases))
+        self.cycle.observer.inside.install()
+        for hook in install_telemetry_hooks(models, self.telemetry, self):
+            self._hooks.append(hook)  # one by one: the next one may raise
+        close_with_models(self, models)
 
     def remove_at_close(self, hook: Removable) -> None:
         """Let `close` remove a hook of an integration, too."""
@@ -141,9 +190,11 @@ class Monitor:
         Best between computing the total gradient norm and clipping with it: clipping by a NaN norm
         makes every gradient NaN, and the origin is lost. Never waits for the device.
         """
-        if self.closed or is_capturing(self._device):
+        if self.closed:
             return
         try:
+            if is_capturing(self._device):
+                return
             self.finite_watch.report(self.schedule.coming, loss=loss, grad_norm=grad_norm)
         except Exception as error:
             self.faults.report("check", error)
@@ -170,15 +221,16 @@ class Monitor:
         Every `task_interval` steps it costs one backward pass per task; `.grad` and the graph stay
         as they are.
         """
-        if self.closed or not self.schedule.take_task_turn():
+        if self.closed:
             return
-        begin = self.cost.now()
         try:
-            with self.telemetry.paused():
-                self.cycle.measure_tasks(losses)
+            if self.schedule.take_task_turn():
+                begin = self.cost.now()
+                with self.telemetry.paused():
+                    self.cycle.measure_tasks(losses)
+                self.cost.add_since(begin)
         except Exception as error:
             self.faults.report("task_losses", error)
-        self.cost.add_since(begin)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Attribute time to a phase: `with monitor.phase("data"): batch = next(loader)`.
@@ -208,13 +260,17 @@ class Monitor:
         """
         if self.closed:
             return
+        self._training_thread = threading.get_ident()
+        before, self._exchanged = self._parts.schedule.counted, False
         try:
+            self.faults.guard("step", self._lane.settle)
             self._step(step, tokens, samples, (loss, grad_norm, lr))
             self._hint.step_called()
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
             self.faults.report("step", error)
+            self._make_up_for_step(before)
         if (stopped := self.actions.stopped) is not None and not self.closed:
             self.cycle.stop_together(stopped)
             self.close()
@@ -228,27 +284,41 @@ class Monitor:
         signals: tuple[Number | None, Number | None, Number | None],
     ) -> None:
         """Complete a step: each part is done whatever happens in the others."""
-        schedule, first, before = self.schedule, not self.schedule.begun, self.schedule.completed
-        begin, idle = time.perf_counter(), False
+        schedule, first, before = self.schedule, not self.schedule.begun, self.schedule.counted
+        begin = time.perf_counter()
         self.faults.guard("step", lambda: schedule.advance(step))
-        if schedule.completed == before:
-            schedule.completed = before + 1  # counted on all ranks, whatever failed on this one
-        if first:
-            self.cycle.begin_run(self._loaded)
+        if schedule.counted == before:
+            schedule.advance_anyway()  # counted on all ranks, whatever failed on this one
         self.faults.guard("step", lambda: self.telemetry.step_ends(begin, tokens, samples))
         self.faults.guard("step", lambda: self.cycle.take_in(*signals))
         idle = self.cycle.at_rest and not schedule.is_observed
         if not idle:
             self.cycle.run()
+        self._exchanged = True
         self.faults.guard("step", self.cycle.prepare_step)
-        self.telemetry.step_begins(schedule.coming, schedule.next_observation)
+        self.faults.guard("step", self._begin_step)
         self.cost.add_step(begin, idle=idle and not first)
+        self._lane.open()
+
+    def _begin_step(self) -> None:
+        self.telemetry.step_begins(self.schedule.coming, self.schedule.next_observation)
+
+    def _make_up_for_step(self, before: int) -> None:
+        """Do after an error what other ranks count on: the step counts, and it is exchanged."""
+        try:
+            if self.schedule.counted == before:
+                self.schedule.advance_anyway()
+            self.cycle.observer.losses.complete(self.schedule.completed)
+            if not self._exchanged:
+                self.cycle.run()
+        except Exception as error:
+            self._end_monitoring(CollectiveError(f"{type(error).__name__}: {error}"))
 
     def _end_monitoring(self, error: CollectiveError) -> None:
         """Continue the training without the monitor."""
         try:
             self.cycle.abandon(error)
-            self.close()
+            self._close(deliver=False)
         except Exception as problem:
             self.faults.report("close", problem)
 
@@ -256,22 +326,34 @@ class Monitor:
         """Return what a resumed run needs: plain values, small, independent of the number of ranks.
 
         Save that of rank 0: only rank 0 has the memory of the rules. The losses and evaluations
-        since the last observation are this rank's own, and count as if all ranks had them.
+        since the last observation are this rank's own, and count as if all ranks had them. On
+        another thread than that of `step` it is the state that was returned last.
         """
+        if self._is_other_thread:
+            return self._last_state()
         try:
             cycle = self.cycle.state_dict()
-            return {
+            self._known_state = {
                 "version": STATE_VERSION,
                 "schedule": self.schedule.state_dict(),
                 "finite_watch": self.finite_watch.state_dict(),
                 "cost": self.cost.state_dict(),
                 "cycle": cycle,
             }
+            return dict(self._known_state)
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
             self.faults.report("state", error, then="a run that resumes starts with a fresh one")
         return {}
+
+    def _last_state(self) -> dict[str, Any]:
+        if not self._known_state:
+            error = RuntimeError(
+                "state_dict was called on another thread than step, and only there"
+            )
+            self.faults.report("state", error, then="a run that resumes starts with a fresh one")
+        return dict(self._known_state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, on any number of ranks. Call it on every rank.
@@ -283,7 +365,7 @@ class Monitor:
         try:
             if state:
                 self._load(upgrade(state))
-                self._loaded = state_hash(state)
+                self.cycle.loaded_state = state_hash(state)
         except Exception as error:
             self.faults.report("loading the state", error, then="continuing from a fresh state")
             self.faults.guard("loading the state", lambda: self._load(before))
@@ -292,21 +374,25 @@ class Monitor:
         """Return a plotly figure of the run so far, for a notebook; on rank 0 only."""
         from distmon.report.notebook import plot_run
 
-        output = self.cycle.worker.output
-        if output is None:
+        path = self.cycle.worker.path
+        if path is None:
             raise ConfigError("monitor.plot() works on rank 0, which writes the run folder")
-        return plot_run(output.path)
+        return plot_run(path)
 
     def close(self) -> None:
         """Remove the hooks, deliver what is pending, and close the sinks. Safe to call twice.
 
         It enters no collective: it may run on one rank alone, after an exception.
         """
-        if self.closed:
-            return
+        if not self.closed:
+            self._close()
+        self.cycle.join(PATIENCE_S)
+
+    def _close(self, deliver: bool = True) -> None:
         self.closed = True
         atexit.unregister(self.close)
-        self.faults.guard("close", self._flush)
+        if deliver:
+            self.faults.guard("close", self._flush)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote, quote_plus, unquote
 
@@ -28,25 +28,35 @@ _PLAIN_OPTIONS: Final = re.compile(
 _PLAIN_HOST: Final = re.compile(r"localhost|(\d{1,3}\.){3}\d{1,3}|([a-z0-9-]+\.)+[a-z]{2,}")
 """Some services have their token where others have the host."""
 
+_SECRET_WORD: Final = (
+    r"(?:key|token|secret|passw(?:or)?d|passphrase|pwd|credentials?|auth(?:orization)?|cookie"
+    r"|sig(?:nature)?)"
+)
 _SECRET_NAME: Final = (
-    r"(?:[\w-]*[_-])?(?:api[_-]?key|apikey|(?:access|secret|private|auth)[_-]?key|token|secret"
-    r"|passw(?:or)?d|passphrase|pwd|credentials?|auth(?:orization)?)"
+    rf"(?:(?:[\w.-]*[_.-])?(?!key\b){_SECRET_WORD}|[\w.-]*[_.-]key|[\w-]*(?:api|access|secret)key)"
 )
-_SECRET_OPTION: Final = re.compile(rf"--?{_SECRET_NAME}", re.IGNORECASE)
-_SECRET_VARIABLE: Final = re.compile(
-    r"KEY|TOKEN|SECRET|PASS|PWD|URL|DSN|AUTH|CREDENTIAL|COOKIE|WEBHOOK", re.IGNORECASE
-)
+"""What is assigned to it in a text is hidden; a bare `key` is too common a word."""
+_SECRET_OPTION: Final = re.compile(rf"--?[\w.-]*{_SECRET_WORD}", re.IGNORECASE)
+# Each pattern starts where the character before cannot belong to it, so that a long word is tried
+# once and not from each of its characters.
 _ASSIGNED: Final = re.compile(
-    rf"""(?<![\w-])({_SECRET_NAME}["']?\s*[=:]\s*["']?)"""
-    r"""(?:(?:Bearer|Basic)\s+)?[^\s"',;&)}\]]+""",
+    rf"""(?<![\w.-])({_SECRET_NAME}["']?\s{{0,8}}[=:]\s{{0,8}})"""
+    r"""("[^"\n]*"|'[^'\n]*'|["']?(?:(?:Bearer|Basic)\s{1,8})?[^\s"',;&)}\]]+)""",
     re.IGNORECASE,
 )
-_URL: Final = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*)://([^\s"'<>)\]}]+)""")
+_OPTION_IN_TEXT: Final = re.compile(
+    rf"""(?<!\S)(--[\w.-]*{_SECRET_WORD}(?:=|\s{{1,8}}))(?!-)\S+""", re.IGNORECASE
+)
+_URL: Final = re.compile(r"""(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)://([^\s"'<>)\]}]+)""")
 _LONG_SEGMENT: Final = re.compile(r"(?<=/)(?=[^/?#]*\d)(?=[^/?#]*[A-Za-z])[\w:.~-]{20,}")
 _TOKEN: Final = re.compile(
-    r"\b(?:xox[a-z]-|xapp-|ghp_|gho_|github_pat_|glpat-|hf_|sk-|AKIA|ya29\.)[\w.-]{8,}"
-    r"|\b(?:Bearer|Basic)\s+[\w.~+/=-]{8,}"
+    r"(?<![\w-])(?:xox[a-z]-|xapp-|gh[a-z]_|github_pat_|glpat-|hf_|sk-|AKIA|ASIA|ya29\.|dapi|nvapi-"
+    r"|AIza|npm_|pypi-)[\w.-]{8,}"
+    r"|(?<![\w-])eyJ[\w-]{5,}\.[\w-]+(?:\.[\w-]*)?"  # a JSON web token
+    r"|(?<![\w-])(?:Bearer|Basic)\s{1,8}[\w.~+/=-]{8,}"
 )
+LONGEST_TEXT: Final = 1 << 20
+"""The rest of a longer text is left out: it cannot be part of a message."""
 
 
 class Redactor:
@@ -59,27 +69,36 @@ class Redactor:
         self._known = re.compile(listed, re.IGNORECASE) if parts else None
 
     def text(self, text: str) -> str:
-        """Return `text` without secrets."""
+        """Return `text` without secrets, in time that grows with its length."""
+        if len(text) > LONGEST_TEXT:
+            text = f"{text[:LONGEST_TEXT]}..."
         if self._known is not None:
             text = self._known.sub(HIDDEN, text)
         text = _URL.sub(_without_secrets, text)
         text = _TOKEN.sub(HIDDEN, text)
-        return _ASSIGNED.sub(rf"\1{HIDDEN}", text)
+        text = _OPTION_IN_TEXT.sub(rf"\1{HIDDEN}", text)
+        return _ASSIGNED.sub(_hidden_value, text)
 
-    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return environment variables; values of those named like a secret are hidden whole."""
-        return {
-            name: HIDDEN if _SECRET_VARIABLE.search(name) else self.text(value)
-            for name, value in environ.items()
-        }
+    def variables(self, environ: Mapping[str, str], allowed: Collection[str]) -> dict[str, str]:
+        """Return the environment variables with a name in `allowed`, without secrets.
+
+        By their exact names: what others are called, and what they hold, nobody can know.
+        """
+        return {name: self.text(environ[name]) for name in sorted(allowed) if name in environ}
 
     def arguments(self, argv: Sequence[str]) -> list[str]:
         """Return a command line; a secret may be the argument after its name."""
         before = ["", *argv]
         return [
-            HIDDEN if _SECRET_OPTION.fullmatch(name) else self.text(argument)
+            HIDDEN if _SECRET_OPTION.fullmatch(name) else self._argument(argument)
             for name, argument in zip(before, argv, strict=False)
         ]
+
+    def _argument(self, argument: str) -> str:
+        name, given, _ = argument.partition("=")
+        if given and _SECRET_OPTION.fullmatch(name):
+            return f"{name}={HIDDEN}"
+        return self.text(argument)
 
 
 def _parts(url: str) -> Iterator[str]:
@@ -106,11 +125,21 @@ def _spellings(part: str) -> set[str]:
     return {part, plain, quote(plain, safe=""), quote_plus(plain), json.dumps(plain)[1:-1]}
 
 
+def _hidden_value(assigned: re.Match[str]) -> str:
+    name, value = assigned.groups()
+    quote_mark = value[0] if value[0] in "\"'" else ""
+    closing = quote_mark if len(value) > 1 and value.endswith(quote_mark) else ""
+    return f"{name}{quote_mark}{HIDDEN}{closing}"
+
+
 def _without_secrets(url: re.Match[str]) -> str:
     scheme, rest = url.groups()
     if not _PLAIN_SCHEMES.fullmatch(scheme):
         return f"{scheme}://{HIDDEN}"
-    authority, slash, path = rest.partition("/")
+    address, query, _ = rest.partition("?")
+    # All of a query: signatures of cloud storage have any name.
+    ending = f"?{HIDDEN}" if query else ""
+    authority, slash, path = address.partition("/")
     if "@" in authority:
         authority = f"{HIDDEN}@{authority.rpartition('@')[2]}"
-    return f"{scheme}://{authority}" + _LONG_SEGMENT.sub(HIDDEN, slash + path)
+    return f"{scheme}://{authority}{_LONG_SEGMENT.sub(HIDDEN, slash + path)}{ending}"

@@ -24,15 +24,19 @@ TIMEOUT_S = 60
 
 
 def run_ranks(
-    function: Callable[..., Any], world: int, *args: Any, strict: bool = False
+    function: Callable[..., Any], world: int, *args: Any, strict: bool | None = None
 ) -> list[Any]:
     """`function(rank, world, *args)` on every rank; the results by rank.
 
-    `strict`: on a process group that behaves as NCCL does, which the monitor uses too.
+    `strict`: on a process group that behaves as NCCL does, which the monitor uses too. Without it
+    the environment variable STRICT_RANKS decides: `STRICT_RANKS=1 pytest` runs all tests on it
+    but those that are about the host transport (`strict=False`).
 
     `function` must be importable. A rank that raises fails the test with its traceback. Every
     monitor in it checks that all ranks derive the same records; one that differs fails the test.
     """
+    if strict is None:
+        strict = os.environ.get("STRICT_RANKS") == "1"
     # The server imports torch once, for all ranks of all tests.
     multiprocessing.set_forkserver_preload(["torch", "distmon", "distmon.verify"])
     with tempfile.TemporaryDirectory() as folder:
@@ -62,6 +66,7 @@ def _enter(
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ["DISTMON_CHECK_RECORDS"] = "true"
+    os.environ.pop("DISTMON_WRITER", None)
     different: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda entry: (  # type: ignore[method-assign]

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from typing import Any
 
 from distmon import Monitor
-from distmon.reduce.buffers import Buffers, HostBuffers, HostPool
+from distmon.reduce.buffers import Buffers, HostPool
 from distmon.reduce.channel import Channel
-from distmon.reduce.outbox import HostOutbox
+from distmon.reduce.outbox import HostOutbox, Shipment
 
 
-class LateOutbox(HostOutbox):
+class LateOutbox(HostOutbox[Any]):
     """Lets every observation arrive some polls after it was posted, or after `release`."""
+
+    delay = 4
+    """In polls."""
 
     def __init__(self, channel: Channel, pool: HostPool) -> None:
         super().__init__(channel, pool)
         self._polls = 0
-        self._posted: deque[int] = deque()
+        self._posted: dict[int, int] = {}
         self._released = False
 
-    def post(self, buffers: Buffers | None, step: int, plan_hash: int) -> None:
-        self._posted.append(self._polls)
-        super().post(buffers, step, plan_hash)
+    def post(self, shipment: Shipment[Any], buffers: Buffers | None) -> None:
+        self._posted[shipment.number] = self._polls
+        super().post(shipment, buffers)
 
-    def poll(self) -> Iterator[HostBuffers]:
+    def first_arrived(self) -> Shipment[Any] | None:
         self._polls += 1
-        if self._posted and not self.waits_for_device:
-            for _ in range(len(self._posted) if self._released else 1):
-                self._posted.popleft()
-                yield next(super().poll())
+        return None if self.waits_for_device else super().first_arrived()
 
     @property
     def waits_for_device(self) -> bool:
-        return bool(self._posted) and not self._released and self._polls < self._posted[0] + 4
+        if self._released or not self.shipments:
+            return False
+        return self._polls < self._posted[self.shipments[0].number] + self.delay
 
     def release(self) -> None:
         """Hold nothing back any more."""

@@ -13,9 +13,11 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 EXIT_CODE = 97
+_c10d: Any = dist.distributed_c10d
 
 
 def _end(why: str) -> None:
@@ -52,28 +54,25 @@ class StrictGroup(dist.ProcessGroup):
         elif (first := self._store.get(key).decode()) != what:
             _end(f"collective {key} is {what} on rank {self._rank} and {first} on rank 0")
 
-    def _forward(self, name: str, tensors: Any, *args: Any) -> Any:
-        flat = tensors
-        while isinstance(flat, list) and flat and isinstance(flat[0], list):
-            flat = flat[0]
-        shapes = [tuple(t.shape) for t in flat] if isinstance(flat, list) else tuple(flat.shape)
+    def _forward(self, name: str, *args: Any) -> Any:
+        shapes = [tuple(t.shape) for t in _tensors(args[0])]
         what = f"{name}{shapes}"
         self._check(what)
-        work = getattr(self._inner, name)(tensors, *args)
+        work = getattr(self._inner, name)(*args)
         self._works.append((time.monotonic(), what, work))
         return work
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        return self._forward("allreduce", tensors, opts or dist.AllreduceOptions())
+    def alltoall_base(
+        self, output: Any, given: Any, out_sizes: Any, in_sizes: Any, opts: Any = None
+    ) -> Any:
+        options = opts or _c10d.AllToAllOptions()
+        return self._forward("alltoall_base", output, given, out_sizes, in_sizes, options)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        return self._forward("broadcast", tensors, opts or dist.BroadcastOptions())
+    def send(self, tensors: Any, rank: int, tag: int = 0) -> Any:
+        return self._inner.send(tensors, rank, tag)  # between two ranks: no order over all
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._forward("allgather", outputs, inputs, opts or dist.AllgatherOptions())
-
-    def _allgather_base(self, output: Any, given: Any, opts: Any = None) -> Any:
-        return self._forward("_allgather_base", output, given, opts or dist.AllgatherOptions())
+    def recv(self, tensors: Any, rank: int, tag: int = 0) -> Any:
+        return self._inner.recv(tensors, rank, tag)
 
     def barrier(self, opts: Any = None) -> Any:
         self._check("barrier")
@@ -90,6 +89,40 @@ class StrictGroup(dist.ProcessGroup):
             if time.monotonic() > deadline:
                 _end(f"rank {self._rank} destroyed its communicator alone")
             time.sleep(0.01)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for each in value for tensor in _tensors(each)]
+
+
+def _forwarded(name: str, options: type) -> Any:
+    """A collective of the group: all are checked and forwarded alike."""
+
+    def collective(self: StrictGroup, *args: Any) -> Any:
+        given = args if args and not isinstance(args[-1], (torch.Tensor, list)) else (*args, None)
+        return self._forward(name, *given[:-1], given[-1] or options())
+
+    return collective
+
+
+for _name, _options in {
+    "allreduce": _c10d.AllreduceOptions,
+    "allreduce_coalesced": _c10d.AllreduceCoalescedOptions,
+    "broadcast": _c10d.BroadcastOptions,
+    "reduce": _c10d.ReduceOptions,
+    "allgather": _c10d.AllgatherOptions,
+    "_allgather_base": _c10d.AllgatherOptions,
+    "allgather_into_tensor_coalesced": _c10d.AllgatherOptions,
+    "reduce_scatter": _c10d.ReduceScatterOptions,
+    "_reduce_scatter_base": _c10d.ReduceScatterOptions,
+    "reduce_scatter_tensor_coalesced": _c10d.ReduceScatterOptions,
+    "gather": _c10d.GatherOptions,
+    "scatter": _c10d.ScatterOptions,
+    "alltoall": _c10d.AllToAllOptions,
+}.items():
+    setattr(StrictGroup, _name, _forwarded(_name, _options))
 
 
 def register() -> None:

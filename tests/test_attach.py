@@ -6,11 +6,13 @@ import os
 import re
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from gloo_ranks import run_ranks
 from small_runs import quiet, small_model
 
@@ -121,6 +123,8 @@ def test_a_closed_monitor_leaves_nothing_behind(model: torch.nn.Module, tmp_path
 def _differ(rank: int, _: int, folder: str) -> dict[str, str]:
     """What every rank raises when rank 1 has other settings, or settings that cannot be read."""
     found = {}
+    backends, new_group = [], dist.new_group
+    dist.new_group = lambda **given: backends.append(given["backend"]) or new_group(**given)
     for what, settings, environment in (
         ("enabled", {"enabled": False}, {}),
         ("transport", {"transport": "device"}, {}),
@@ -135,6 +139,8 @@ def _differ(rank: int, _: int, folder: str) -> dict[str, str]:
             distmon.attach(model, optimizer, **given).close()
         except distmon.DistmonError as error:
             found[what] = str(error)
+        found[f"groups of {what}"] = str(backends)
+        backends.clear()
         for name in environment:
             os.environ.pop(name, None)
     disabled = distmon.attach(small_model(), enabled=False)
@@ -147,6 +153,8 @@ def test_ranks_that_differ_or_fail_are_named_on_every_rank_at_once(tmp_path: Pat
     for found in (first, second):
         assert "enabled (True on rank 0; False on rank 1)" in found["enabled"]
         assert "transport: device (False on rank 0; True on rank 1)" in found["transport"]
+        # Ranks that differ create no group whose kind depends on it: some would wait for others.
+        assert found["groups of transport"] == "['gloo']"
     assert 'for "timeout_s"' in second["infinite"]
     assert "DISTMON_RULES" in second["environment"]
     for what in ("infinite", "environment"):
@@ -165,11 +173,25 @@ def test_an_unusable_run_folder_does_not_end_the_job(
     assert [r["step"] for r in distmon.read_run(instead).records] == [1]
 
 
+def test_a_package_without_metadata_attaches(
+    model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name == "distmon":
+            raise metadata.PackageNotFoundError(name)
+        return found(name)
+
+    found = metadata.version
+    monkeypatch.setattr(metadata, "version", version)
+    distmon.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), **quiet(tmp_path)).close()
+
+
 WRONG_ON_RANK_1: dict[str, dict[str, Any]] = {
     "config": {"intervall": 3},
     "include": {"include": ["nothing*"]},
     "agreement": {"seed": 7},
     "optimizer": {},
+    "hooks": {},
 }
 
 
@@ -179,12 +201,13 @@ def _fail_on_one_rank(rank: int, _: int, folder: str) -> dict[str, tuple[str, bo
     for what, settings in WRONG_ON_RANK_1.items():
         model = small_model()
         trained = small_model() if rank and what == "optimizer" else model
-        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        kind = _NoPostHooks if rank and what == "hooks" else torch.optim.SGD
+        optimizer = kind(trained.parameters(), lr=0.1)
         before = _traces(model, optimizer)
         given = {**quiet(Path(folder)), **(settings if rank else {})}
         try:
-            distmon.attach(model, optimizer, **given)
-        except distmon.DistmonError as error:
+            distmon.attach(model, optimizer, **given).close()
+        except (distmon.DistmonError, RuntimeError) as error:
             sentence = f"{type(error).__name__}: {error}"
             found[what] = (sentence, _traces(model, optimizer) == before)
     return found
@@ -193,7 +216,8 @@ def _fail_on_one_rank(rank: int, _: int, folder: str) -> dict[str, tuple[str, bo
 def test_whatever_is_wrong_on_one_rank_all_ranks_raise_and_leave_nothing(tmp_path: Path) -> None:
     first, second = run_ranks(_fail_on_one_rank, 2, str(tmp_path))
     sentence = f"{PlanMismatchError.__name__}: rank 1 failed to attach; its own message says why"
-    for what in ("config", "include", "optimizer"):
+    assert second["hooks"][0] == "RuntimeError: no post hooks here"
+    for what in ("config", "include", "optimizer", "hooks"):
         assert first[what] == (sentence, True)
     assert 'unknown key "intervall"' in second["config"][0]
     assert "nothing*" in second["include"][0]

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from small_runs import batch, quiet, small_model
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import distmon
 from distmon import Monitor
@@ -112,3 +115,51 @@ def test_another_optimizer_is_named(tmp_path: Path) -> None:
     (found,) = [a for a in alerts if a["rule"] == "steps_skipped"]
     assert "none of the attached optimizers has stepped" in found["message"]
     assert "attach again" in found["advice"][0]
+
+
+def test_sharded_parameters_are_followed_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not so the unsharded ones that `fully_shard` puts into the module for a while."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = small_model()
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = _sgd(model)
+        with distmon.attach(model, optimizer, **quiet(tmp_path, sample_size="exact")) as monitor:
+            model.set_reshard_after_backward(False)
+            _steps(model, optimizer, monitor, 2)
+            model.reshard()
+            assert not any("was replaced" in r.message for r in caplog.records)
+            loaded = {name: 3 * value for name, value in model.state_dict().items()}
+            model.load_state_dict(loaded, assign=True)
+            optimizer.param_groups[0]["params"] = [*model.parameters()]
+            record = _steps(model, optimizer, monitor, 1)
+        model.reshard()
+        found = [float(p.detach().to_local().double().norm()) for p in model.parameters()]
+    finally:
+        dist.destroy_process_group()
+    assert record.params.columns["weight_norm"] == pytest.approx(found, rel=1e-6)
+    assert np.isfinite(record.params.columns["grad_norm"]).all()
+    assert any("was replaced; the new parameter is read" in r.message for r in caplog.records)
+
+
+def test_a_larger_table_of_embeddings_is_no_reset_of_what_follows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+    model = nn.Sequential(nn.Embedding(100, 32), *layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with distmon.attach(model, optimizer, **quiet(tmp_path, sample_size="sampled")) as monitor:
+        for step in range(8):
+            if step == 4:
+                model[0].weight = nn.Parameter(torch.randn(110, 32))
+                optimizer.param_groups[0]["params"] = [*model.parameters()]
+            optimizer.zero_grad()
+            model(torch.arange(step, step + 40)).square().mean().backward()
+            optimizer.step()
+            monitor.step()
+    alerts = distmon.read_run(tmp_path / "run").alerts
+    assert [a["params"] for a in alerts if a["rule"] == "weights_replaced"] == []
+    assert not [r.message for r in caplog.records if "failed" in r.message]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
+import threading
+import time
+import weakref
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ def _train_with_defaults(steps: int, **settings: Any) -> list[str]:
     rules = {"bad_init": {"enabled": False}, "grad_imbalance": {"enabled": False}}
     with distmon.attach(model, optimizer, console=console, rules=rules, **settings) as monitor:
         opening = screen.getvalue()
-        assert "first record at step 10" in opening, "printed by attach itself"
+        assert "at step 10, then every 100 steps" in opening, "printed by attach itself"
         train(model, optimizer, monitor, range(1, steps + 1))
     return screen.getvalue().splitlines()
 
@@ -145,3 +149,32 @@ def test_fp32_masters_are_pointed_to_the_manual_form(tmp_path: Path) -> None:
         record = monitor.last_record
     assert record is not None
     assert record.metrics["monitor/update_ratio_median"] > 0
+
+
+def test_a_monitor_ends_with_its_model_but_not_with_a_list_made_for_it(tmp_path: Path) -> None:
+    def attached(name: str, wrapped: bool) -> tuple[Any, torch.nn.Module, Any, Any]:
+        model = small_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        given = torch.nn.ModuleList([model]) if wrapped else model
+        monitor = distmon.attach(given, optimizer, run_dir=tmp_path / name, sinks=["jsonl"])
+        train(model, optimizer, monitor, range(1, 3))
+        return monitor, model, optimizer, weakref.ref(next(model.parameters()))
+
+    kept, _model, *_ = attached("kept", wrapped=True)
+    gc.collect()
+    assert not kept.closed
+    monitor, *held, parameter = attached("gone", wrapped=False)
+    del held
+    deadline = time.monotonic() + 60
+    while not (monitor.closed or time.monotonic() > deadline):
+        gc.collect()
+        time.sleep(0.01)
+    assert monitor.closed
+    for thread in threading.enumerate():
+        if thread.name == "distmon-close":
+            thread.join(60)
+    del monitor
+    gc.collect()
+    assert parameter() is None
+    assert [*distmon.read_run(tmp_path / "gone").losses] == [1, 2], "delivered"
+    kept.close()

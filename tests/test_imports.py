@@ -15,7 +15,8 @@ import distmon
 PACKAGE = Path(distmon.__file__).parent
 
 LAYERS = (
-    ("errors", "redaction", "metrics", "device", "rule_presets"),
+    ("lazy_exports", "own_threads", "errors", "redaction", "metrics", "device", "rule_presets"),
+    ("untrusted",),
     ("config",),
     ("native",),
     ("layout",),
@@ -27,6 +28,7 @@ LAYERS = (
     ("rules",),
     ("runs",),
     ("sinks",),
+    ("writer",),
     ("replay",),
     ("report",),
     ("runtime",),
@@ -35,7 +37,7 @@ LAYERS = (
     ("integrations",),
     ("deepspeed",),  # the public name of integrations.deepspeed
     ("verify",),
-    ("bench", "selftest"),
+    ("bench", "selftest", "coordcheck"),
     ("cli",),
 )
 """From top to bottom; rooms of one layer do not import each other."""

@@ -100,8 +100,9 @@ def test_a_failing_rule_loses_neither_record_nor_otheralerts_in(tmp_path: Path) 
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     rules = {"frozen": {"enabled": False}}
-    with distmon.attach(model, optimizer, **quiet(tmp_path, rules=rules)) as monitor:
-        monitor.cycle.worker.rules.states["loss_spike"].memory["window"] = "spoilt"
+    in_here = quiet(tmp_path, rules=rules, writer="thread")
+    with distmon.attach(model, optimizer, **in_here) as monitor:
+        monitor.cycle.worker.evaluator.rules.states["loss_spike"].memory["window"] = "spoilt"
         for step in range(1, 5):
             optimizer.step()
             monitor.step(loss=torch.nan if step == 2 else 1.0)
@@ -234,6 +235,27 @@ def test_the_trainers_own_step_number_is_followed(tmp_path: Path) -> None:
     assert all(r["applied"] for r in observed)
     assert rest["partial"]
     assert rest["loss_steps"] == [1251, 1252, 1253, 1254, 1255]
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("numbers", [[*range(23)], [1, 1, *range(2, 9), 8, *range(9, 23)]])
+def test_the_numbers_of_a_trainer_are_not_shifted(
+    tmp_path: Path, numbers: list[int], backend: str
+) -> None:
+    """From 0, or with a number twice; counted in compiled code (auto) and in Python."""
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    settings = quiet(tmp_path, interval=10, backend=backend)
+    with distmon.attach(model, optimizer, **settings) as monitor:
+        for step in numbers:
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            monitor.step(loss=float(step), step=step)
+        assert monitor.schedule.completed == 22
+    run = distmon.read_run(tmp_path / "run")
+    assert [r["step"] for r in run.records if not r["partial"]] == [10, 20]
+    assert all(step == loss for step, loss in run.losses.items())
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:

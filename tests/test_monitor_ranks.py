@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -201,15 +200,15 @@ def _troubles(rank: int, _: int, folder: str) -> dict[str, Any]:
     except PlanMismatchError as error:
         found["mismatch"] = str(error)
     # So are versions and settings that differ, and a mistake on one rank only.
-    real = metadata.version
+    real = distmon.__version__
     if rank == 1:
-        metadata.version = lambda _: "0.0.1"
+        distmon.__version__ = "0.0.1"
     optimizer = torch.optim.AdamW(model.parameters())
     try:
         distmon.attach(model, optimizer, **quiet(Path(folder) / "c"))
     except PlanMismatchError as error:
         found["version"] = str(error)
-    metadata.version = real
+    distmon.__version__ = real
     for name, settings in (
         ("interval", {"interval": 2 + rank}),
         ("percentiles", {"percentiles": rank != 1}),

@@ -88,4 +88,4 @@ def test_complex_weights_are_read(tmp_path: Path) -> None:
     assert row["weight_norm"] == pytest.approx(model[0].phase.detach().abs().norm().item())
     assert row["grad_norm"] == pytest.approx(model[0].phase.grad.abs().norm().item())
     assert row["update_ratio"] > 0
-    assert "3 parameters, 196 elements" in printed
+    assert "3 parameters (196 elements)" in printed

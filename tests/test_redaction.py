@@ -11,6 +11,7 @@ from distmon.errors import ConfigError
 from distmon.redaction import Redactor
 from distmon.rules.alert import Alert
 from distmon.sinks import Delivery, Sink
+from distmon.sinks.environment import SHOWN_VARIABLES
 
 SLACK = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#alerts"
 JSON = "json://me:hunter2@127.0.0.1:8080/hook/w3bh00k?-key=q%2Fuery1&format=text"
@@ -50,7 +51,7 @@ def test_what_is_no_secret_stays_readable() -> None:
     ("text", "safe"),
     [
         ("at postgres://joe:pw@db/x, retry", "at postgres://*** retry"),
-        ("GET https://joe:pw@host.com:1/a?b=c", "GET https://***@host.com:1/a?b=c"),
+        ("GET https://joe:pw@host.com:1/a?b=c", "GET https://***@host.com:1/a?***"),
         ('("slack://A/B/C")', '("slack://***")'),
         ("see https://docs.example.com/guide/start", "see https://docs.example.com/guide/start"),
         (
@@ -61,16 +62,39 @@ def test_what_is_no_secret_stays_readable() -> None:
         ("init tcp://10.0.0.1:29500 and s3://bucket/key", None),
         ("api_key=abc, next", "api_key=***, next"),
         ("WANDB_API_KEY: 'abc'", "WANDB_API_KEY: '***'"),
-        ('{"password": "a b"}', '{"password": "*** b"}'),
+        ('{"password": "a b"}', '{"password": "***"}'),
         ("Authorization: Bearer abc.def-ghi", "Authorization: ***"),
         ("sent Basic dXNlcjpwYXNz", "sent ***"),
         ("--token=abc --tokens-per-step=4096", "--token=*** --tokens-per-step=4096"),
         ("tokens_per_second: 12", None),
+        ("s3 https://b.s3.aws.com/x?X-Amz-Signature=ab&a=1", "s3 https://b.s3.aws.com/x?***"),
+        ("X-Amz-Signature=abc; sig=abc&x", "X-Amz-Signature=***; sig=***&x"),
+        ("got eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.SflKxwRJ_x-y back", "got *** back"),
+        ("run --wandb-key abc --my.secret=b", "run --wandb-key *** --my.secret=***"),
+        ("WANDB_KEY=abc, the key: value", "WANDB_KEY=***, the key: value"),
+        ("-http://joe:pw@host/x", "-http://***"),
         ("key xoxb-123456789012-abcdef and hf_abcdefghijkl", "key *** and ***"),
     ],
 )
 def test_what_looks_like_a_secret_is_hidden(text: str, safe: str | None) -> None:
     assert Redactor().text(text) == (text if safe is None else safe)
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["a.", "a-", "sk", "eyJ-", "token ", 'token="', "--x-key ", "a_", "http", "/a", "Basic "],
+)
+def test_time_grows_with_the_length(part: str) -> None:
+    """A quadratic pattern would take minutes for a million characters."""
+    redactor = Redactor([JSON])
+    redactor.text(part * (1_000_000 // len(part)))
+    redactor.text(f"{part * (1_000_000 // len(part))}://x=y")
+
+
+def test_no_variable_is_shown_that_could_hold_a_secret() -> None:
+    words = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "URL", "AUTH", "CREDENTIAL", "JWT", "COOKIE")
+    named = {name for name in SHOWN_VARIABLES if any(word in name for word in words)}
+    assert named == {"TOKENIZERS_PARALLELISM"}
 
 
 def test_environment_and_command_line() -> None:
@@ -81,14 +105,19 @@ def test_environment_and_command_line() -> None:
         "NCCL_DEBUG": "INFO",
         "DISTMON_RUN_DIR": "/runs/w3bh00k",
         "HF_ENDPOINT": "https://joe:pw@hub",
+        "SLURM_JWT": "abc",
+        "NCCL_DEBUG_TOKEN": "abc",
     }
-    assert redactor.variables(environ) == {
-        "WANDB_API_KEY": "***",
-        "DISTMON_NOTIFY__URLS": "***",
+    allowed = ("NCCL_DEBUG", "DISTMON_RUN_DIR", "HF_ENDPOINT", "RANK")
+    assert redactor.variables(environ, allowed) == {
         "NCCL_DEBUG": "INFO",
         "DISTMON_RUN_DIR": "/runs/***",
         "HF_ENDPOINT": "https://***@hub",
     }
+    argv = ["--wandb-key", "abc", "--key=abc", "--store-password", "abc", "-mysecret", "abc"]
+    assert redactor.arguments(argv) == (
+        ["--wandb-key", "***", "--key=***", "--store-password", "***", "-mysecret", "***"]
+    )
     argv = ["train.py", "--api-key", "abc", "--lr", "1", "--hub-token=abc", JSON, "--password"]
     assert redactor.arguments(argv) == (
         ["train.py", "--api-key", "***", "--lr", "1", "--hub-token=***", "***", "--password"]

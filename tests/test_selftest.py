@@ -19,6 +19,7 @@ def test_the_file_has_every_check(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [each["check"] for each in found["results"]] == [name for name, _ in CHECKS]
     by_name = {each["check"]: each["result"] for each in found["results"]}
     assert by_name["kernels against references"] == by_name["compiled optimizer"] == "ok"
+    assert by_name["both transports"] == "ok"
     assert by_name["graph capture"] == by_name["timings"] == "not checked"
     assert "not checked" in capsys.readouterr().out
 

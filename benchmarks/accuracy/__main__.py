@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .families import FAMILIES
+from .further_families import FURTHER
 from .observing import DTYPES, unsupported_modes
 from .plan import Plan, run
 from .plot import write_plot
@@ -98,7 +99,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.accuracy", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="two sizes of batch, few steps")
-    parser.add_argument("--families", type=_names(FAMILIES), default=list(FAMILIES))
+    parser.add_argument(
+        "--families",
+        type=_names(FAMILIES),
+        default=[name for name in FAMILIES if name not in FURTHER],
+    )
     parser.add_argument("--modes", type=_names(None), default=list(MODES))
     parser.add_argument("--batches", type=_sizes, help="tokens, such as 64,256,4096")
     parser.add_argument("--dtypes", type=_names(DTYPES), default=list(DTYPES))

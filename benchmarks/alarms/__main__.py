@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks import alarms
 from benchmarks.alarms.recording import record
 from benchmarks.alarms.scenarios import SCENARIOS, Scenario
-from benchmarks.alarms.score_cases import score_all, summary_table
+from benchmarks.alarms.score_cases import markdown_table, score_all, summary_table
 from benchmarks.alarms.scoring import CORPUS, places_of, score, table_of
 
 
@@ -42,6 +42,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="runs; all of them when absent")
     parser.add_argument("--make", action="store_true", help="train and record the runs first")
     parser.add_argument("--verbose", action="store_true", help="list every alert")
+    parser.add_argument(
+        "--table", action="store_true", help="only the score table of docs/rules.md, in Markdown"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data with --make")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="where the recordings are")
     asked = parser.parse_args()
@@ -51,6 +54,9 @@ def main() -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a log has no width of its own; the default cuts the table
+    if asked.table:
+        print(markdown_table(score_all()))
+        return 0
     scenarios = [SCENARIOS[name] for name in asked.names] or [*SCENARIOS.values()]
     if asked.make:
         make(scenarios, asked.corpus, asked.seed, console)
@@ -69,6 +75,8 @@ def main() -> int:
     console.print(summary_table(others))
     if asked.verbose:
         for case in others:
+            if case.case.half == "blind":
+                continue
             for alert in case.replay.alerts:
                 text = f"{case.case.half} {case.case.name} {alert.step} {alert.severity} "
                 console.print(f"{text}{alert.rule}: {alert.message}", markup=False, highlight=False)

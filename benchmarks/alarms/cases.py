@@ -11,14 +11,15 @@ from typing import Literal
 from benchmarks.alarms.kinds.setup import Fault, Setup
 from benchmarks.alarms.scenarios import Expectation
 
-Half = Literal["tuning", "held_back"]
+Half = Literal["tuning", "held_back", "blind"]
+HALVES: tuple[Half, ...] = ("tuning", "held_back", "blind")
 SPLIT = Path(__file__).with_name("split.json")
 
 
 def halves() -> dict[str, Half]:
-    """Return the half of each kind, as it was fixed before the rules were tuned."""
+    """Return the set of each kind, as it was fixed before the rules were tuned."""
     content = json.loads(SPLIT.read_text())
-    return {kind: half for half in ("tuning", "held_back") for kind in content[half]}
+    return {kind: half for half in HALVES for kind in content[half]}
 
 
 @dataclass(frozen=True)
@@ -42,5 +43,5 @@ class Case:
 
     @property
     def half(self) -> Half:
-        """The half that its kind belongs to."""
+        """The set that its kind belongs to."""
         return halves()[self.kind]

@@ -12,17 +12,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from benchmarks.alarms.blind.faulty import BLIND_FAULTY
+from benchmarks.alarms.blind.healthy import BLIND_HEALTHY
 from benchmarks.alarms.cases import Case
 from benchmarks.alarms.faulty_cases import FAULTY
 from benchmarks.alarms.further_cases import FURTHER
 from benchmarks.alarms.healthy_cases import HEALTHY
 from benchmarks.alarms.recording import KEPT_METRICS, KEPT_VERSIONS
 from distmon.collect.signals.step_signals import FIELDS
-from distmon.runs import params_file
+from distmon.runs.reader import read_run
 from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, RUN_FILE
 
 RECORDINGS: Final = Path(__file__).with_name("recordings")
-CASES: Final[dict[str, Case]] = {each.name: each for each in (*HEALTHY, *FURTHER, *FAULTY)}
+CASES: Final[dict[str, Case]] = {
+    each.name: each for each in (*HEALTHY, *FURTHER, *FAULTY, *BLIND_HEALTHY, *BLIND_FAULTY)
+}
 KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "norm_reports", "skipped_steps")
 """What a rank says about its training; not how fast it is, and on which machine."""
 DROPPED_COLUMNS: Final = (
@@ -47,7 +51,7 @@ def compact(run: Path, kept: Path) -> int:
     entries = [json.loads(line) for line in (run / RECORDS_FILE).read_text().splitlines()]
     lines = [json.dumps(_rounded(_kept(entry)), separators=(",", ":")) for entry in entries]
     (kept / RECORDS_FILE).write_text("".join(f"{line}\n" for line in lines))
-    table = params_file.read_history(run / PARAMS_FILE).table.combine_chunks()
+    table = read_run(run, all_attempts=True).params.combine_chunks()
     for i, field in enumerate(table.schema):
         if field.type == pa.float64():
             column = pa.nulls(len(table), pa.float64())
@@ -75,7 +79,9 @@ def unpack(folders: Path) -> None:
     """Write the run folders of both halves."""
     for archive in sorted(RECORDINGS.glob("*.tar.xz")):
         with tarfile.open(archive) as tar:
-            tar.extractall(folders, filter="data")
+            # Python before 3.11.4 has no filters; the archive is this repository's own.
+            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            tar.extractall(folders, **safe)
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:

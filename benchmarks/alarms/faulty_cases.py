@@ -24,7 +24,7 @@ STARVED = ("not_learning", "update_ratio_low", "update_lost", "lr_zero")
 COSINE = warmup_cosine(300)
 
 
-def _fault(
+def fault_case(
     name: str,
     kind: str,
     make: object,
@@ -38,6 +38,8 @@ def _fault(
     has_signal: bool = True,
     **options: object,
 ) -> Case:
+    """Return a run with a planted fault, and the alert that has to name it."""
+
     def build(seed: int) -> Setup:
         setup: Setup = make(seed=seed, **options)  # type: ignore[operator]
         return setup
@@ -52,30 +54,36 @@ def _fault(
 LR = ("learning rate",)
 FAULTY = (
     # The learning rate.
-    _fault("cnn-lr-high", "cnn", classifier, Fault(), DIVERGES, causes=LR, lr=3.0, optimizer="sgd"),
-    _fault("gpt-lr-high", "gpt", language, Fault(), DIVERGES, causes=LR, lr=0.3),
-    _fault("vae-lr-high", "vae", vae, Fault(), DIVERGES, causes=LR, lr=0.3),
-    _fault("gru-lr-high", "gru", language, Fault(), DIVERGES, causes=LR, model="gru", lr=0.5),
-    _fault("vit-lr-high", "vit", classifier, Fault(), DIVERGES, causes=LR, model="vit", lr=0.3),
-    _fault("flow-lr-high", "flow", flow, Fault(), DIVERGES, causes=LR, optimizer="sgd", lr=0.3),
-    _fault("gpt-lr-jump", "gpt", language, f.LrFactor(151, 100.0), "lr_jump", within=40),
-    _fault("lstm-lr-jump", "lstm", language, f.LrFactor(101, 50.0), "lr_jump", model="lstm"),
-    _fault("moe-lr-jump", "moe", language, f.LrFactor(151, 100.0), "lr_jump", model="moe"),
-    _fault("gan-lr-jump", "gan", gan, f.LrFactor(151, 30.0), "lr_jump"),
-    _fault("bert-lr-zero", "bert", language, f.LrFactor(101, 0.0), "lr_zero", model="bert"),
-    _fault("regression-lr-zero", "regression", regression, f.LrFactor(151, 0.0), "lr_zero"),
-    _fault("t5-lr-zero", "t5", language, f.LrFactor(121, 0.0), "lr_zero", model="t5", lr=2e-3),
-    _fault("contrastive-lr-zero", "contrastive", contrastive, f.LrFactor(151, 0.0), "lr_zero"),
-    _fault("cnn-starved", "cnn", classifier, Fault(), STARVED, causes=LR, lr=1e-8),
-    _fault("diffusion-starved", "diffusion", diffusion, Fault(), STARVED, causes=LR, lr=3e-8),
-    _fault(
+    fault_case(
+        "cnn-lr-high", "cnn", classifier, Fault(), DIVERGES, causes=LR, lr=3.0, optimizer="sgd"
+    ),
+    fault_case("gpt-lr-high", "gpt", language, Fault(), DIVERGES, causes=LR, lr=0.3),
+    fault_case("vae-lr-high", "vae", vae, Fault(), DIVERGES, causes=LR, lr=0.3),
+    fault_case("gru-lr-high", "gru", language, Fault(), DIVERGES, causes=LR, model="gru", lr=0.5),
+    fault_case("vit-lr-high", "vit", classifier, Fault(), DIVERGES, causes=LR, model="vit", lr=0.3),
+    fault_case("flow-lr-high", "flow", flow, Fault(), DIVERGES, causes=LR, optimizer="sgd", lr=0.3),
+    fault_case("gpt-lr-jump", "gpt", language, f.LrFactor(151, 100.0), "lr_jump", within=40),
+    fault_case("lstm-lr-jump", "lstm", language, f.LrFactor(101, 50.0), "lr_jump", model="lstm"),
+    fault_case("moe-lr-jump", "moe", language, f.LrFactor(151, 100.0), "lr_jump", model="moe"),
+    fault_case("gan-lr-jump", "gan", gan, f.LrFactor(151, 30.0), "lr_jump"),
+    fault_case("bert-lr-zero", "bert", language, f.LrFactor(101, 0.0), "lr_zero", model="bert"),
+    fault_case("regression-lr-zero", "regression", regression, f.LrFactor(151, 0.0), "lr_zero"),
+    fault_case("t5-lr-zero", "t5", language, f.LrFactor(121, 0.0), "lr_zero", model="t5", lr=2e-3),
+    fault_case("contrastive-lr-zero", "contrastive", contrastive, f.LrFactor(151, 0.0), "lr_zero"),
+    fault_case("cnn-starved", "cnn", classifier, Fault(), STARVED, causes=LR, lr=1e-8),
+    fault_case("diffusion-starved", "diffusion", diffusion, Fault(), STARVED, causes=LR, lr=3e-8),
+    fault_case(
         "gpt-sgd-starved", "gpt-optimizers", language, Fault(), STARVED, optimizer="sgd", lr=1e-6
     ),
-    _fault("flow-starved", "flow", flow, Fault(), STARVED, causes=LR, lr=1e-8),
+    fault_case("flow-starved", "flow", flow, Fault(), STARVED, causes=LR, lr=1e-8),
     # The loop.
-    _fault("cnn-no-zero-grad", "cnn", classifier, f.NoZeroGrad(101), "stale_gradients", within=40),
-    _fault("lora-no-zero-grad", "lora", language, f.NoZeroGrad(1), "stale_gradients", model="lora"),
-    _fault(
+    fault_case(
+        "cnn-no-zero-grad", "cnn", classifier, f.NoZeroGrad(101), "stale_gradients", within=40
+    ),
+    fault_case(
+        "lora-no-zero-grad", "lora", language, f.NoZeroGrad(1), "stale_gradients", model="lora"
+    ),
+    fault_case(
         "resnet-no-zero-grad",
         "resnet",
         classifier,
@@ -83,10 +91,12 @@ FAULTY = (
         "stale_gradients",
         model="resnet",
     ),
-    _fault("actor-no-zero-grad", "actor-critic", actor_critic, f.NoZeroGrad(51), "stale_gradients"),
-    _fault("vae-backward-twice", "vae", vae, f.BackwardTwice(1), "backward_repeated"),
-    _fault("byol-backward-twice", "byol", byol, f.BackwardTwice(101), "backward_repeated"),
-    _fault(
+    fault_case(
+        "actor-no-zero-grad", "actor-critic", actor_critic, f.NoZeroGrad(51), "stale_gradients"
+    ),
+    fault_case("vae-backward-twice", "vae", vae, f.BackwardTwice(1), "backward_repeated"),
+    fault_case("byol-backward-twice", "byol", byol, f.BackwardTwice(101), "backward_repeated"),
+    fault_case(
         "t5-backward-twice",
         "t5",
         language,
@@ -95,12 +105,14 @@ FAULTY = (
         model="t5",
         lr=2e-3,
     ),
-    _fault("flow-backward-twice", "flow", flow, f.BackwardTwice(1), "backward_repeated", steps=150),
-    _fault("cnn-eval-mode", "cnn", classifier, f.EvalMode(121), "eval_mode", dropout=0.2),
-    _fault(
+    fault_case(
+        "flow-backward-twice", "flow", flow, f.BackwardTwice(1), "backward_repeated", steps=150
+    ),
+    fault_case("cnn-eval-mode", "cnn", classifier, f.EvalMode(121), "eval_mode", dropout=0.2),
+    fault_case(
         "finetune-eval-mode", "finetune", finetune, f.EvalMode(101), "eval_mode", "*bn*", lr=1e-3
     ),
-    _fault(
+    fault_case(
         "resnet-eval-mode",
         "resnet",
         classifier,
@@ -109,12 +121,14 @@ FAULTY = (
         "*bn*",
         model="resnet",
     ),
-    _fault("ddp-cnn-eval-mode", "ddp-cnn", data_parallel, f.EvalMode(81), "eval_mode", model="cnn"),
+    fault_case(
+        "ddp-cnn-eval-mode", "ddp-cnn", data_parallel, f.EvalMode(81), "eval_mode", model="cnn"
+    ),
     # Parameters that do not learn.
-    _fault(
+    fault_case(
         "gpt-frozen-block", "gpt", language, f.Freeze("blocks.1.*"), "cannot_learn", "blocks.1*"
     ),
-    _fault(
+    fault_case(
         "recommender-frozen",
         "recommender",
         recommender,
@@ -122,16 +136,20 @@ FAULTY = (
         "cannot_learn",
         "items*",
     ),
-    _fault(
+    fault_case(
         "vit-frozen", "vit", classifier, f.Freeze("patch.*"), "cannot_learn", "patch*", model="vit"
     ),
-    _fault(
+    fault_case(
         "gru-frozen", "gru", language, f.Freeze("embed.*"), "cannot_learn", "embed*", model="gru"
     ),
-    _fault("bert-left-out", "bert", language, f.LeftOut("head.*"), "frozen", "head*", model="bert"),
-    _fault("gan-left-out", "gan", gan, f.LeftOut("critic.critic.2.*"), "frozen", "critic.2*"),
-    _fault("moe-left-out", "moe", language, f.LeftOut("embed*"), "frozen", "embed*", model="moe"),
-    _fault(
+    fault_case(
+        "bert-left-out", "bert", language, f.LeftOut("head.*"), "frozen", "head*", model="bert"
+    ),
+    fault_case("gan-left-out", "gan", gan, f.LeftOut("critic.2.*"), "frozen", "critic.2*"),
+    fault_case(
+        "moe-left-out", "moe", language, f.LeftOut("embed*"), "frozen", "embed*", model="moe"
+    ),
+    fault_case(
         "lstm-no-gradient",
         "lstm",
         language,
@@ -140,27 +158,27 @@ FAULTY = (
         "head*",
         model="lstm",
     ),
-    _fault(
+    fault_case(
         "diffusion-no-gradient", "diffusion", diffusion, f.ZeroGradient("2.*", 61), "frozen", "2*"
     ),
-    _fault(
+    fault_case(
         "plain-no-gradient", "plain-mlp", regression, f.ZeroGradient("2.*", 101), "frozen", "2*"
     ),
-    _fault(
+    fault_case(
         "q-no-gradient", "q-learning", q_learning, f.ZeroGradient("4.weight", 61), "frozen", "4*"
     ),
-    _fault(
+    fault_case(
         "regression-bf16-lost",
         "regression",
-        lambda seed: _bf16(regression(seed=seed, lr=2e-4)),
+        lambda seed: in_bf16(regression(seed=seed, lr=2e-4)),
         Fault(),
         ("update_lost", "frozen"),
         causes=("rounding",),
     ),
-    _fault(
+    fault_case(
         "bf16-lost", "bf16", language, Fault(), ("update_lost", "frozen"), dtype="bfloat16", lr=3e-5
     ),
-    _fault(
+    fault_case(
         "bf16-sgd-lost",
         "bf16",
         language,
@@ -171,10 +189,10 @@ FAULTY = (
         lr=3e-3,
     ),
     # Weights.
-    _fault(
+    fault_case(
         "gpt-reset", "gpt", language, f.Reset("blocks.0.mlp*", 153), "weights_replaced", "blocks.0*"
     ),
-    _fault(
+    fault_case(
         "lstm-reset",
         "lstm",
         language,
@@ -183,8 +201,8 @@ FAULTY = (
         "head*",
         model="lstm",
     ),
-    _fault("cnn-reset", "cnn", classifier, f.Reset("9.*", 204), "weights_replaced", "9*"),
-    _fault(
+    fault_case("cnn-reset", "cnn", classifier, f.Reset("9.*", 204), "weights_replaced", "9*"),
+    fault_case(
         "resnet-reset",
         "resnet",
         classifier,
@@ -193,7 +211,7 @@ FAULTY = (
         "blocks.1*",
         model="resnet",
     ),
-    _fault(
+    fault_case(
         "moe-reset",
         "moe",
         language,
@@ -202,7 +220,7 @@ FAULTY = (
         "blocks.1*",
         model="moe",
     ),
-    _fault(
+    fault_case(
         "contrastive-reset",
         "contrastive",
         contrastive,
@@ -210,11 +228,13 @@ FAULTY = (
         "weights_replaced",
         "net.body*",
     ),
-    _fault("regression-decay", "regression", regression, f.Decay(30.0), "weight_collapse", lr=3e-3),
-    _fault("bert-decay", "bert", language, f.Decay(20.0), "weight_collapse", model="bert"),
-    _fault("gru-decay", "gru", language, f.Decay(20.0), "weight_collapse", model="gru"),
-    _fault("contrastive-decay", "contrastive", contrastive, f.Decay(50.0), "weight_collapse"),
-    _fault(
+    fault_case(
+        "regression-decay", "regression", regression, f.Decay(30.0), "weight_collapse", lr=3e-3
+    ),
+    fault_case("bert-decay", "bert", language, f.Decay(20.0), "weight_collapse", model="bert"),
+    fault_case("gru-decay", "gru", language, f.Decay(20.0), "weight_collapse", model="gru"),
+    fault_case("contrastive-decay", "contrastive", contrastive, f.Decay(50.0), "weight_collapse"),
+    fault_case(
         "recommender-rows",
         "recommender",
         recommender,
@@ -222,10 +242,10 @@ FAULTY = (
         "exploding_rows",
         "items*",
     ),
-    _fault(
+    fault_case(
         "gpt-rows", "gpt", language, f.RowsExplode("embed.weight", 101), "exploding_rows", "embed*"
     ),
-    _fault(
+    fault_case(
         "t5-rows",
         "t5",
         language,
@@ -235,7 +255,7 @@ FAULTY = (
         model="t5",
         lr=2e-3,
     ),
-    _fault(
+    fault_case(
         "moe-rows",
         "moe",
         language,
@@ -244,7 +264,7 @@ FAULTY = (
         "embed*",
         model="moe",
     ),
-    _fault(
+    fault_case(
         "gpt-init",
         "gpt",
         language,
@@ -253,7 +273,7 @@ FAULTY = (
         "blocks.2*",
         depth=4,
     ),
-    _fault(
+    fault_case(
         "vit-init",
         "vit",
         classifier,
@@ -262,7 +282,7 @@ FAULTY = (
         "encoder.layers.1*",
         model="vit",
     ),
-    _fault(
+    fault_case(
         "vae-weights-jump",
         "vae",
         vae,
@@ -270,7 +290,7 @@ FAULTY = (
         ("weight_norm_spike", "weights_replaced"),
         "decoder*",
     ),
-    _fault(
+    fault_case(
         "q-weights-jump",
         "q-learning",
         q_learning,
@@ -279,7 +299,7 @@ FAULTY = (
         "2*",
     ),
     # Gradients and layers.
-    _fault(
+    fault_case(
         "regression-vanishing",
         "regression",
         regression,
@@ -290,7 +310,7 @@ FAULTY = (
         depth=8,
         lr=1e-3,
     ),
-    _fault(
+    fault_case(
         "plain-vanishing",
         "plain-mlp",
         regression,
@@ -301,7 +321,7 @@ FAULTY = (
         depth=9,
         lr=1e-3,
     ),
-    _fault(
+    fault_case(
         "regression-dead",
         "regression",
         regression,
@@ -311,7 +331,7 @@ FAULTY = (
         activation="relu",
         depth=3,
     ),
-    _fault(
+    fault_case(
         "plain-dead",
         "plain-mlp",
         regression,
@@ -321,11 +341,11 @@ FAULTY = (
         activation="relu",
         depth=4,
     ),
-    _fault("finetune-norm", "finetune", finetune, f.WrongNorm(0.5), "norm_mismatch", lr=1e-3),
-    _fault(
+    fault_case("finetune-norm", "finetune", finetune, f.WrongNorm(0.5), "norm_mismatch", lr=1e-3),
+    fault_case(
         "gpt-norm-unscaled", "gpt", language, f.WrongNorm(1024.0, 51), "norm_mismatch", clip=1e5
     ),
-    _fault(
+    fault_case(
         "gpt-sgd-norm",
         "gpt-optimizers",
         language,
@@ -334,7 +354,7 @@ FAULTY = (
         optimizer="sgd",
         lr=0.1,
     ),
-    _fault(
+    fault_case(
         "ddp-cnn-norm",
         "ddp-cnn",
         data_parallel,
@@ -343,7 +363,7 @@ FAULTY = (
         model="cnn",
         steps=200,
     ),
-    _fault(
+    fault_case(
         "lora-nan",
         "lora",
         language,
@@ -352,7 +372,7 @@ FAULTY = (
         "blocks.1*",
         model="lora",
     ),
-    _fault(
+    fault_case(
         "recommender-nan",
         "recommender",
         recommender,
@@ -360,7 +380,7 @@ FAULTY = (
         "nonfinite",
         "top.0*",
     ),
-    _fault(
+    fault_case(
         "resnet-nan",
         "resnet",
         classifier,
@@ -368,7 +388,7 @@ FAULTY = (
         "nonfinite",
         model="resnet",
     ),
-    _fault(
+    fault_case(
         "actor-nan",
         "actor-critic",
         actor_critic,
@@ -377,15 +397,15 @@ FAULTY = (
         "actor*",
     ),
     # Data.
-    _fault("gpt-same-batch", "gpt", language, f.SameBatch(101), "batch_repeats"),
-    _fault("vae-same-batch", "vae", vae, f.SameBatch(101), "batch_repeats"),
-    _fault("vit-same-batch", "vit", classifier, f.SameBatch(101), "batch_repeats", model="vit"),
-    _fault("q-same-batch", "q-learning", q_learning, f.SameBatch(81), "batch_repeats"),
-    _fault("cnn-spike", "cnn", classifier, f.Garbage(203, 203, 300.0), "loss_spike", within=10),
-    _fault(
+    fault_case("gpt-same-batch", "gpt", language, f.SameBatch(101), "batch_repeats"),
+    fault_case("vae-same-batch", "vae", vae, f.SameBatch(101), "batch_repeats"),
+    fault_case("vit-same-batch", "vit", classifier, f.SameBatch(101), "batch_repeats", model="vit"),
+    fault_case("q-same-batch", "q-learning", q_learning, f.SameBatch(81), "batch_repeats"),
+    fault_case("cnn-spike", "cnn", classifier, f.Garbage(203, 203, 300.0), "loss_spike", within=10),
+    fault_case(
         "regression-spike", "regression", regression, f.Garbage(203, 203), "loss_spike", within=10
     ),
-    _fault(
+    fault_case(
         "contrastive-spike",
         "contrastive",
         contrastive,
@@ -393,7 +413,7 @@ FAULTY = (
         ("loss_spike",),
         within=10,
     ),
-    _fault(
+    fault_case(
         "resnet-spike",
         "resnet",
         classifier,
@@ -402,7 +422,7 @@ FAULTY = (
         model="resnet",
         within=10,
     ),
-    _fault(
+    fault_case(
         "gpt-garbage",
         "gpt",
         language,
@@ -410,7 +430,7 @@ FAULTY = (
         ("loss_divergence", "loss_spike"),
         causes=("data", "batch"),
     ),
-    _fault(
+    fault_case(
         "cnn-shuffled",
         "cnn",
         classifier,
@@ -418,7 +438,7 @@ FAULTY = (
         ("loss_divergence", "loss_spike"),
         causes=("data", "label", "batch"),
     ),
-    _fault(
+    fault_case(
         "vit-shuffled",
         "vit",
         classifier,
@@ -427,7 +447,7 @@ FAULTY = (
         causes=("data", "label", "batch"),
         model="vit",
     ),
-    _fault(
+    fault_case(
         "moe-garbage",
         "moe",
         language,
@@ -436,7 +456,7 @@ FAULTY = (
         causes=("data", "label", "batch"),
         model="moe",
     ),
-    _fault(
+    fault_case(
         "cnn-overfit",
         "cnn",
         classifier,
@@ -445,7 +465,7 @@ FAULTY = (
         examples=32,
         evaluate_every=50,
     ),
-    _fault(
+    fault_case(
         "grokking-overfit",
         "grokking",
         grokking,
@@ -454,9 +474,9 @@ FAULTY = (
         decay=0.0,
         evaluate_every=50,
     ),
-    _fault("multitask-collapse", "multitask", multitask, Fault(), "task_collapse", weight=40.0),
+    fault_case("multitask-collapse", "multitask", multitask, Fault(), "task_collapse", weight=40.0),
     # Ranks.
-    _fault(
+    fault_case(
         "ddp-mlp-same-data",
         "ddp-mlp",
         data_parallel,
@@ -464,7 +484,7 @@ FAULTY = (
         "ranks_share_data",
         steps=150,
     ),
-    _fault(
+    fault_case(
         "ddp-cnn-same-data",
         "ddp-cnn",
         data_parallel,
@@ -473,7 +493,7 @@ FAULTY = (
         model="cnn",
         steps=150,
     ),
-    _fault(
+    fault_case(
         "ddp-mlp-garbage",
         "ddp-mlp",
         data_parallel,
@@ -482,7 +502,7 @@ FAULTY = (
         "rank 1",
         steps=200,
     ),
-    _fault(
+    fault_case(
         "ddp-cnn-garbage",
         "ddp-cnn",
         data_parallel,
@@ -492,7 +512,7 @@ FAULTY = (
         model="cnn",
         steps=200,
     ),
-    _fault(
+    fault_case(
         "ddp-mlp-desync",
         "ddp-mlp",
         data_parallel,
@@ -501,7 +521,7 @@ FAULTY = (
         "rank 1",
         steps=150,
     ),
-    _fault(
+    fault_case(
         "ddp-cnn-desync",
         "ddp-cnn",
         data_parallel,
@@ -512,7 +532,7 @@ FAULTY = (
         steps=150,
     ),
     # Without a signal: what would show it is not measured.
-    _fault(
+    fault_case(
         "byol-collapse",
         "byol",
         byol,
@@ -522,7 +542,7 @@ FAULTY = (
         momentum=0.0,
         lr=0.05,
     ),
-    _fault(
+    fault_case(
         "policy-no-exploration",
         "policy-gradient",
         policy_gradient,
@@ -532,7 +552,7 @@ FAULTY = (
         lr=0.1,
         entropy=0.0,
     ),
-    _fault(
+    fault_case(
         "moe-one-expert",
         "moe",
         language,
@@ -544,7 +564,7 @@ FAULTY = (
 )
 
 
-def _bf16(setup: Setup) -> Setup:
+def in_bf16(setup: Setup) -> Setup:
     """Return the same with bf16 weights, without float32 copies."""
     import torch
 

@@ -1,7 +1,7 @@
 """Train the runs of the second corpus and keep what a replay needs.
 
-    python -m benchmarks.alarms.record_cases --to FOLDER [NAME ...] [--seed 0]
-    python -m benchmarks.alarms.record_cases --to FOLDER --pack
+    python -m benchmarks.alarms.record_cases --to FOLDER [NAME ...] [--half blind] [--seed 0]
+    python -m benchmarks.alarms.record_cases --to FOLDER --pack [--half blind]
 
 A run takes one to ten seconds on one core. Runs of one rank share a process.
 """
@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import distmon
-from benchmarks.alarms.cases import Case
+from benchmarks.alarms.cases import HALVES, Case
 from benchmarks.alarms.corpus import CASES, compact, pack
 from benchmarks.alarms.kinds.setup import Loop
 
@@ -37,6 +37,7 @@ def train(case: Case, seed: int, folder: Path) -> None:
         "interval": case.interval,
         "budget": None,
         "percentiles": False,
+        "writer": "thread",  # many short runs: a process for each takes longer than they do
         **setup.config,
     }
     models = setup.models if len(setup.models) > 1 else setup.models[0]
@@ -79,16 +80,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, required=True, help="where the run folders are")
     parser.add_argument("--pack", action="store_true", help="pack them into the archives instead")
+    parser.add_argument("--half", choices=HALVES, help="only the runs of one set")
     parser.add_argument("--part", type=int, default=0, help="of --parts that run side by side")
     parser.add_argument("--parts", type=int, default=1)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     if asked.pack:
-        for half in ("tuning", "held_back"):
+        for half in [asked.half] if asked.half else HALVES:
             print(f"{half}: {pack(asked.to, half) / 1e6:.2f} MB")
         return 0
-    every = [CASES[name] for name in asked.names] or [*CASES.values()]
+    every = [CASES[name] for name in asked.names] or [
+        case for case in CASES.values() if asked.half in (None, case.half)
+    ]
     for case in every[asked.part :: asked.parts]:
         began = time.perf_counter()
         size = record(case, asked.seed, asked.to.resolve())

@@ -1,4 +1,4 @@
-"""Score the rules on the second corpus, each half apart."""
+"""Score the rules on the second corpus: both halves that they are tuned on, and the blind set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.alarms.cases import Case, Half
+from benchmarks.alarms.cases import HALVES, Case, Half
 from benchmarks.alarms.corpus import CASES, unpack
 from benchmarks.alarms.scoring import names_fault
 from distmon.record.record import Record
 from distmon.replay import Replay, replay_run
 from distmon.rules.alert import Alert
 
-HALVES: tuple[Half, ...] = ("tuning", "held_back")
+TITLES: dict[Half, str] = {
+    "tuning": "tuned on, first half",
+    "held_back": "tuned on, second half",
+    "blind": "blind set",
+}
 RAISE = ("double the learning rate", "raise the learning rate", "increase the learning rate")
 LOWER = ("halve the learning rate", "lower the learning rate", "reduce the learning rate")
 GOALS = {
@@ -57,6 +61,12 @@ class CaseScore:
     def early(self) -> list[Alert]:
         """Warnings before the fault began: false ones."""
         return [a for a in self.replay.alarms if a.step < self.begin]
+
+    @property
+    def warned(self) -> bool:
+        """Whether an alert above info names the fault."""
+        expected, alarms = self.case.expected, self.replay.alarms
+        return expected is not None and any(names_fault(alert, expected) for alert in alarms)
 
     @property
     def names_cause(self) -> bool:
@@ -130,6 +140,7 @@ def summary(scores: Sequence[CaseScore]) -> dict[str, str]:
         "infos per healthy run": _per(infos, len(healthy)),
         "faults with a signal": str(len(faulty)),
         "faults named, rule and place": f"{len(named)} ({len(named) / max(1, len(faulty)):.0%})",
+        "of these, at once or later as a warning": str(sum(each.warned for each in named)),
         "of these, cause in the words": str(sum(each.names_cause for each in named)),
         "median delay, observations": f"{statistics.median(delays):g}" if delays else "",
         "warnings before the fault, per run": _per(sum(len(e.early) for e in begun), len(begun)),
@@ -143,13 +154,27 @@ def _per(count: int, of: int) -> str:
     return f"{count / max(1, of):.2f}"
 
 
-def summary_table(scores: Sequence[CaseScore]) -> Table:
-    """Return both halves side by side."""
-    table = Table("", "tuning half", "held-back half", "goal", title="other kinds of training")
+def summary_rows(scores: Sequence[CaseScore]) -> list[list[str]]:
+    """Return the figures of all sets side by side, with the goals; the titles first."""
     sides = [summary([each for each in scores if each.case.half == half]) for half in HALVES]
-    for name in sides[0]:
-        table.add_row(name, *(side[name] for side in sides), GOALS.get(name, ""))
+    rows = [[name, *(side[name] for side in sides), GOALS.get(name, "")] for name in sides[0]]
+    return [["", *TITLES.values(), "goal"], *rows]
+
+
+def summary_table(scores: Sequence[CaseScore]) -> Table:
+    """Return the same as a table for the terminal."""
+    titles, *rows = summary_rows(scores)
+    table = Table(*titles, title="other kinds of training")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def markdown_table(scores: Sequence[CaseScore]) -> str:
+    """Return the same as it is kept in docs/rules.md."""
+    titles, *rows = summary_rows(scores)
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def last_losses(records: Sequence[Record]) -> tuple[float, float]:

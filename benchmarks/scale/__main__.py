@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 
 from benchmarks.scale import __doc__ as usage
-from benchmarks.scale import parallelism, planning
+from benchmarks.scale import host_time, parallelism, planning
 
-COMMANDS = {"planning": planning.main, "parallelism": parallelism.main}
+COMMANDS = {
+    "planning": planning.main,
+    "parallelism": parallelism.main,
+    "host-time": host_time.main,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:

@@ -1,114 +1,135 @@
 """What planning costs a rank of a very large job: time, memory, and bytes per observation.
 
-    python -m benchmarks.scale planning            # Llama-7B-shaped and a 100 000-tensor MoE
+    python -m benchmarks.scale planning            # up to 100 000 tensors and 4096 ranks
     python -m benchmarks.scale planning --quick    # Llama-7B-shaped only
 
 Models are on the meta device and the process group is torch's fake one, so that one process plays
-one rank of any world; nothing is trained. Every configuration runs in a process of its own.
+one rank of any world; nothing is trained. Every configuration runs in a process of its own. Times
+are of the processor: other load on the machine does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import multiprocessing
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.layout import capture
-from distmon.layout.parameter_table import describe
-from distmon.reduce.rank_slots import SLOT_SIZE
+from distmon.record.statistics import Sampling
+from distmon.reduce.buffers import BufferSizes
+from distmon.runtime.observer import MOST_HISTOGRAMS
 from distmon.sampling.plan import build_plan
+from distmon.sampling.reading import Reading
 
-WORLDS = (8, 64, 512, 4096)
-TENSOR_PARALLEL = 8
-REPLICAS = 2
-
-
-class LlamaBlock(nn.Module):
-    """The parameters of one block of a 7B Llama; it is never run."""
-
-    def __init__(self, width: int = 4096, inner: int = 11008) -> None:
-        super().__init__()
-        for name in ("q", "k", "v", "o"):
-            self.add_module(name, nn.Linear(width, width, bias=False))
-        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.down = nn.Linear(inner, width, bias=False)
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+WORLDS: Final = (8, 64, 512, 4096)
+TENSOR_PARALLEL: Final = 8
+REPLICAS: Final = 2
+INTERVAL: Final = 100
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
-class MoeBlock(nn.Module):
-    """The parameters of one block with many small experts; it is never run."""
-
-    def __init__(self, width: int = 1024, inner: int = 512, experts: int = 512) -> None:
-        super().__init__()
-        self.router = nn.Linear(width, experts, bias=False)
-        self.experts = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "gate": nn.Linear(width, inner, bias=False),
-                    "up": nn.Linear(width, inner, bias=False),
-                    "down": nn.Linear(inner, width, bias=False),
-                }
-            )
-            for _ in range(experts)
-        )
-
-
-class Model(nn.Module):
-    """Embedding, blocks, norm and head; it is never run."""
-
-    def __init__(self, blocks: list[nn.Module], width: int, vocabulary: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.RMSNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+def llama(blocks: int, width: int, inner: int, keys: int, vocabulary: int) -> Shapes:
+    """Yield names and shapes of a Llama; `keys` is the width of keys and values."""
+    yield "embed.weight", (vocabulary, width)
+    for i in range(blocks):
+        for name, rows, columns in (
+            ("q", width, width),
+            ("k", keys, width),
+            ("v", keys, width),
+            ("o", width, width),
+            ("gate", inner, width),
+            ("up", inner, width),
+            ("down", width, inner),
+        ):
+            yield f"blocks.{i}.{name}.weight", (rows, columns)
+        yield f"blocks.{i}.norm1.weight", (width,)
+        yield f"blocks.{i}.norm2.weight", (width,)
+    yield "norm.weight", (width,)
+    yield "head.weight", (vocabulary, width)
 
 
-def build(model: str) -> Model:
-    """Return a model on the meta device."""
-    with torch.device("meta"):
-        if model == "llama-7b":
-            return Model([LlamaBlock() for _ in range(32)], 4096, 32000)
-        return Model([MoeBlock() for _ in range(65)], 1024, 50304)
+def mixture(blocks: int, experts: int, width: int, inner: int, vocabulary: int) -> Shapes:
+    """Yield names and shapes of a mixture of experts whose experts are tensors of their own."""
+    yield "embed.weight", (vocabulary, width)
+    for i in range(blocks):
+        yield f"blocks.{i}.router.weight", (experts, width)
+        for k in range(experts):
+            for name, shape in (
+                ("gate", (inner, width)),
+                ("up", (inner, width)),
+                ("down", (width, inner)),
+            ):
+                yield f"blocks.{i}.experts.{k}.{name}.weight", shape
+    yield "head.weight", (vocabulary, width)
 
 
-def distribute(model: Model, parallelism: str, world: int) -> None:
-    """Shard `model` in place over a fake world."""
+def shapes_of(model: str) -> Shapes:
+    """Return the shapes of one of the models."""
+    if model == "llama-7b":
+        return llama(32, 4096, 11008, 4096, 32000)
+    if model == "llama-405b":
+        return llama(126, 16384, 53248, 1024, 128256)
+    return mixture(65, 512, 1024, 512, 50304)
+
+
+def build(model: str, parallelism: str, world: int) -> nn.Module:
+    """Return a model of sharded parameters on the meta device.
+
+    Made of DTensors directly: `fully_shard` takes minutes for 100 000 parameters.
+    """
     if parallelism == "fsdp":
-        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+        mesh, placements = init_device_mesh("cpu", (world,)), [Shard(0)]
     elif parallelism == "hsdp":
-        mesh = init_device_mesh(
-            "cpu", (REPLICAS, world // REPLICAS), mesh_dim_names=("replica", "shard")
-        )
+        mesh = init_device_mesh("cpu", (REPLICAS, world // REPLICAS))
+        placements = [Replicate(), Shard(0)]
     else:
-        whole = init_device_mesh(
-            "cpu", (world // TENSOR_PARALLEL, TENSOR_PARALLEL), mesh_dim_names=("dp", "tp")
-        )
-        columns, rows = ColwiseParallel(), RowwiseParallel()
-        plan = dict.fromkeys(("q", "k", "v", "gate", "up"), columns)
-        for block in model.blocks:
-            parallelize_module(block, whole["tp"], {**plan, "o": rows, "down": rows})
-        mesh = whole["dp"]
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        mesh = init_device_mesh("cpu", (world // TENSOR_PARALLEL, TENSOR_PARALLEL))
+        placements = [Shard(0), Shard(1)]
+    made: dict[tuple[int, ...], Any] = {}
+    root = nn.Module()
+    for name, shape in shapes_of(model):
+        if shape not in made:
+            made[shape] = _sharded(shape, mesh, placements)
+        local, spec = made[shape]
+        *path, own = name.split(".")
+        module = root
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module._modules[part]  # type: ignore[assignment]
+        module.register_parameter(own, nn.Parameter(DTensor(local, spec, requires_grad=False)))  # type: ignore[call-arg]
+    return root
+
+
+def _sharded(
+    shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[torch.Tensor, Any]:
+    """Return a local tensor and the spec of a parameter."""
+    where = [
+        Replicate() if isinstance(each, Shard) and each.dim >= len(shape) else each
+        for each in placements
+    ]
+    size, _ = compute_local_shape_and_global_offset(shape, mesh, where)
+    local = torch.empty(size, device="meta")
+    stride = torch.empty(shape, device="meta").stride()
+    made = DTensor.from_local(
+        local, mesh, where, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    return local, made._spec
 
 
 @dataclass(frozen=True)
@@ -116,7 +137,6 @@ class Cost:
     """What planning costs one rank."""
 
     tensors: int
-    parameters: int
     sampled_here: int
     capture_seconds: float
     plan_seconds: float
@@ -124,34 +144,33 @@ class Cost:
     grown_bytes: int
     """Growth of the process's largest resident memory while capturing and planning."""
     sent_bytes: int
-    sent_without_bins: int
+    has_bins: bool
 
 
 def measure(model: str, parallelism: str, world: int, rank: int) -> Cost:
     """Play `rank` of `world`: shard, capture, plan."""
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    net = build(model)
-    distribute(net, parallelism, world)
+    net = build(model, parallelism, world)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    gc.disable()  # as attach does
+    start = time.process_time()
     shards = capture(net)
-    captured = time.perf_counter()
-    describe(shards)
-    plan = build_plan(shards, 1024, 0, torch.device("cpu"))
-    end = time.perf_counter()
+    captured = time.process_time()
+    plan = build_plan(shards, Reading(), 0, torch.device("cpu"))
+    Sampling.describe(plan, [len(s.global_shape) for s in shards], [True] * len(shards))
+    end = time.process_time()
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    rows = len(shards) * (8 * len(SUM_COLUMNS) + 4 * len(MAX_COLUMNS)) + world * SLOT_SIZE * 8
+    bins = len(shards) <= MOST_HISTOGRAMS
     return Cost(
         tensors=len(shards),
-        parameters=sum(s.numel for s in shards),
         sampled_here=int(sum(int(c.group_counts.sum()) for c in plan.chunks)),
         capture_seconds=captured - start,
         plan_seconds=end - captured,
         plan_bytes=plan.nbytes,
         grown_bytes=(after - before) * 1024,
-        sent_bytes=rows + len(shards) * BINS * 8,
-        sent_without_bins=rows,
+        sent_bytes=BufferSizes(len(shards), world, bins, INTERVAL).nbytes,
+        has_bins=bins,
     )
 
 
@@ -164,20 +183,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     cases = [*itertools.product(["llama-7b"], ["fsdp", "hsdp", "fsdp+tp"], WORLDS)]
     if not options.quick:
+        cases += [("llama-405b", "fsdp", 4096), ("llama-405b", "fsdp+tp", 4096)]
         cases += [("moe-100k", "fsdp", 512), ("moe-100k", "fsdp", 4096)]
-    print(f"torch {torch.__version__}, one rank of a fake world, sample 1024")
+    print(f"torch {torch.__version__}, one rank of a fake world, gradients sampled")
     print(
-        f"{'model':9} {'sharding':8} {'ranks':>5} {'tensors':>8} {'sampled':>8} {'capture':>9} "
-        f"{'plan':>8} {'tables':>9} {'memory':>8} {'sent':>9} {'no bins':>9}"
+        f"{'model':10} {'sharding':8} {'ranks':>5} {'tensors':>8} {'sampled':>8} {'capture':>9} "
+        f"{'plan':>8} {'tables':>9} {'memory':>8} {'sent':>9} {'per parameter':>14}"
     )
     context = multiprocessing.get_context("spawn")
     for model, parallelism, world in cases:
         with context.Pool(1) as pool:
             cost = pool.apply(measure, (model, parallelism, world, world - world // 3))
+        each = cost.sent_bytes / cost.tensors
         print(
-            f"{model:9} {parallelism:8} {world:5} {cost.tensors:8} {cost.sampled_here:8} "
+            f"{model:10} {parallelism:8} {world:5} {cost.tensors:8} {cost.sampled_here:8} "
             f"{cost.capture_seconds:7.2f} s {cost.plan_seconds:6.2f} s "
             f"{cost.plan_bytes / 1e6:6.2f} MB {cost.grown_bytes / 1e6:5.0f} MB "
-            f"{cost.sent_bytes / 1e6:6.2f} MB {cost.sent_without_bins / 1e6:6.2f} MB",
+            f"{cost.sent_bytes / 1e6:6.2f} MB {each:10.0f} B  "
+            f"{'' if cost.has_bins else 'no percentiles'}",
             flush=True,
         )

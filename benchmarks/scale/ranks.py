@@ -159,7 +159,8 @@ def _counted(training: Training, folder: Path) -> tuple[RankResult, int]:
         if contender is NONE:
             continue
         session = contender.attach(training.model, training.optimizer, folder / contender.name)
-        training.step(session)  # the first step may agree on something
+        training.step(session)  # ranks agree on something in the first step,
+        session.settle()  # and send nothing before they have
         counts = count(partial(training.step, session)) - bare
         session.detach()
         result.numbers += [

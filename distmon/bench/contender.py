@@ -57,6 +57,9 @@ class Session:
     def disable(self) -> None:
         """Leave the coming steps to other contenders, without slowing them down."""
 
+    def settle(self) -> None:
+        """Wait until what was observed is reduced and evaluated. Not timed."""
+
     def hook_seconds(self) -> float:
         """Return the time of its hooks in this step, where they are timed.
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from distmon.bench import formatting
 from distmon.bench.costs import Cost, costs_of
@@ -122,13 +122,13 @@ def write_summary(
 
 
 def _table(section: Section) -> Table:
-    table = Table(title=escape(section.title), box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table = Table(title=Text(section.title), box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     numbers = section.headings[0] == ""
     for i, heading in enumerate(section.headings):
         table.add_column(heading, justify="right" if numbers and i else "left", no_wrap=numbers)
     for row in section.rows:
         style = "red" if any(cell.endswith(("answer wrong", "missed")) for cell in row) else None
-        table.add_row(*map(escape, row), style=style)
+        table.add_row(*map(Text, row), style=style)
     return table
 
 

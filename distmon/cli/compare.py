@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from distmon.cli.severity_colors import SEVERITY_COLORS
 from distmon.errors import ConfigError, RunFolderError
@@ -55,7 +55,7 @@ def compare(console: Console, options: CompareOptions) -> int:
         for each in comparisons:
             _print(console, each)
         for sentence in failed:
-            console.print(f"[red]failed[/] {escape(sentence)}")
+            console.print(Text.assemble(("failed", "red"), f" {sentence}"))
     return 1 if failed else 0
 
 
@@ -76,7 +76,7 @@ def _failed(conditions: Sequence[Condition], comparisons: Sequence[Comparison]) 
 
 def _print(console: Console, comparison: Comparison) -> None:
     title = f"{comparison.other.name} against {comparison.first.name}, at equal {comparison.axis}"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     for heading in ("quantity", "first", "other", "change", "99% interval", "verdict"):
         table.add_column(heading, justify="left" if heading in ("quantity", "verdict") else "right")
     for each in comparison.quantities:
@@ -84,21 +84,19 @@ def _print(console: Console, comparison: Comparison) -> None:
         between = f"{interval[0]:+.2%} to {interval[1]:+.2%}" if interval else ""
         color = _VERDICT_COLORS.get(each.verdict, "dim")
         numbers = f"{each.first:.4g}", f"{each.other:.4g}", f"{each.change:+.2%}", between
-        table.add_row(each.quantity.key, *numbers, f"[{color}]{each.verdict}[/]")
+        table.add_row(each.quantity.key, *numbers, Text(each.verdict, color))
     if comparison.quantities:
         console.print(table)
     else:
-        console.print(escape(f"{title}: no metric in common"))
+        console.print(Text(f"{title}: no metric in common"))
     _print_differences(console, comparison)
     for run in (comparison.first, comparison.other):
         for alert in alert_counts(run):
             color = SEVERITY_COLORS.get(alert["severity"], "white")
-            console.print(
-                f"[{color}]{alert['severity']}[/] {escape(str(alert['rule']))} in "
-                f"{escape(run.name)}: {alert['count']} x, first at step {alert['first_step']}"
-            )
+            where = f"in {run.name}: {alert['count']} x, first at step {alert['first_step']}"
+            console.print(Text.assemble((alert["severity"], color), f" {alert['rule']} {where}"))
         for note in run.notes:
-            console.print(f"[yellow]{escape(run.name)}: {escape(note)}[/]")
+            console.print(Text(f"{run.name}: {note}", "yellow"))
     console.print()
 
 
@@ -108,9 +106,8 @@ def _print_differences(console: Console, comparison: Comparison) -> None:
         for heading in ("kind", "what", "first", "other"):
             table.add_column(heading)
         for each in comparison.differences[: 2 * _SHOWN]:
-            table.add_row(
-                *(escape(_cut(v)) for v in (each.kind, each.what, each.first, each.other))
-            )
+            cells = (each.kind, each.what, each.first, each.other)
+            table.add_row(*(Text(_cut(cell)) for cell in cells))
         console.print(table)
         if (left := len(comparison.differences) - 2 * _SHOWN) > 0:
             console.print(f"{left} more differences: --json or --html")
@@ -122,7 +119,7 @@ def _print_differences(console: Console, comparison: Comparison) -> None:
             table.add_column(heading, justify="left" if len(table.columns) < 2 else "right")
         for param in comparison.params[:_SHOWN]:
             numbers = f"x{param.factor:.3g}", f"{param.first:.3g}", f"{param.other:.3g}"
-            table.add_row(escape(_cut(param.name)), param.metric, *numbers)
+            table.add_row(Text(_cut(param.name)), param.metric, *numbers)
         console.print(table)
 
 

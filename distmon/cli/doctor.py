@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 Verdict = Literal["ok", "absent", "fails"]
-_MARKS = {"ok": "[green]ok[/]", "absent": "[yellow]--[/]", "fails": "[red]fails[/]"}
+_MARKS = {"ok": ("ok", "green"), "absent": ("--", "yellow"), "fails": ("fails", "red")}
 _EXTRAS = {
     "wandb": "wandb",
     "tensorboard": "tensorboard",
@@ -58,7 +58,7 @@ def print_findings(console: Console) -> None:
     table.add_column("")
     table.add_column("detail", overflow="fold")
     for finding in examine():
-        table.add_row(finding.what, _MARKS[finding.verdict], escape(finding.detail))
+        table.add_row(finding.what, Text(*_MARKS[finding.verdict]), Text(finding.detail))
     console.print(table)
 
 

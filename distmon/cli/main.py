@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from distmon.errors import DistmonError
+from distmon.untrusted.terminal import SafeConsole, printable, terminal
 
 app = typer.Typer(
     name="distmon",
@@ -136,7 +136,7 @@ def watch(
     """
     from distmon.cli.watch import watch as watch_run
 
-    watch_run(Console(), run, every, once)
+    watch_run(terminal(), run, every, once)
 
 
 @app.command()
@@ -213,6 +213,38 @@ def metrics() -> None:
     from distmon.metrics import page
 
     typer.echo(page(), nl=False)
+
+
+@app.command()
+def coordcheck(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="module:factory, importable from here, or `standard` or `mup` for the built-in "
+            "GPT. factory(width) returns (model, batch), (model, batch, loss) or (model, batch, "
+            "loss, optimizer); batch(step) is the batch of a step."
+        ),
+    ],
+    widths: Annotated[str, typer.Option(help="At least 3 widths.")] = "128,256,512,1024",
+    steps: Annotated[int, typer.Option(help="Training steps at each width.")] = 4,
+    seeds: Annotated[int, typer.Option(help="Runs at each width.")] = 2,
+    lr: Annotated[
+        float, typer.Option(help="Learning rate of Adam, where factory() returns no optimizer.")
+    ] = 1e-3,
+    out: Annotated[Path, typer.Option(help="Folder for the plot and the numbers.")] = Path(
+        "runs/coordcheck"
+    ),
+    plot: Annotated[bool, typer.Option(help="Write coordcheck.png.")] = True,
+) -> None:
+    """Check that activations and logits keep their size as the model gets wider (muP).
+
+    Trains each width for a few steps, and fits how far the output of each module has moved against
+    the width. Exit code 1 when a module grows or shrinks with width, 2 for bad options.
+    """
+    from distmon.cli.coordcheck import run_coordcheck
+
+    if not run_coordcheck(_console(), model, widths, steps, seeds, lr, out, plot):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -319,7 +351,7 @@ def replay(
         fail_on=fail_on,
         output=output,
     )
-    code = replay_runs(_console(), Console(stderr=True), options)
+    code = replay_runs(_console(), terminal(stderr=True), options)
     if code:
         raise typer.Exit(code)
 
@@ -365,10 +397,10 @@ def bench(
         raise typer.Exit(1)
 
 
-def _console() -> Console:
+def _console() -> SafeConsole:
     """Return a console as wide as the terminal; 140 columns when there is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
+    console = terminal()
+    return console if console.is_terminal else terminal(width=140)
 
 
 def run() -> None:
@@ -376,7 +408,7 @@ def run() -> None:
     try:
         app()
     except DistmonError as error:
-        print(f"distmon: {error}", file=sys.stderr)
+        print(f"distmon: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 

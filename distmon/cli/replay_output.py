@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from distmon.cli.severity_colors import SEVERITY_COLORS
 from distmon.replay import Failure, Recording, Replay, Sweep, SweepPoint
@@ -79,7 +79,7 @@ class ReplayedRun:
 def print_one(console: Console, run: ReplayedRun) -> None:
     """Print all results of one run."""
     span = f", steps {run.first_step} to {run.last_step}" if run.observations else ""
-    console.print(f"{escape(run.name)}: {run.kind}, {run.observations} observations{span}")
+    console.print(Text(f"{run.name}: {run.kind}, {run.observations} observations{span}"))
     if run.alerts:
         console.print(_alerts(run.alerts))
         console.print(_rules(run))
@@ -92,7 +92,7 @@ def print_one(console: Console, run: ReplayedRun) -> None:
         console.print("no rule would have fired", style="green")
     if run.idle:
         names = ", ".join(run.idle)
-        console.print(f"rules without data in this recording: {names}", highlight=False)
+        console.print(Text(f"rules without data in this recording: {names}"))
     _print_remarks(console, run)
 
 
@@ -107,7 +107,7 @@ def short_names(runs: Sequence[ReplayedRun]) -> tuple[str, list[str]]:
 def print_runs(console: Console, runs: Sequence[ReplayedRun]) -> None:
     """Print one row per run, and a footer with the totals."""
     folder, names = short_names(runs)
-    title = f"runs in {escape(folder)}" if folder else None
+    title = Text(f"runs in {folder}") if folder else None
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, show_footer=len(runs) > 1)
     severities: tuple[Severity, ...] = ("critical", "warning", "info")
     totals = {s: sum(run.severities[s] for run in runs) for s in severities}
@@ -123,18 +123,18 @@ def print_runs(console: Console, runs: Sequence[ReplayedRun]) -> None:
     table.add_column("rules", overflow="fold")
     for run, name in zip(runs, names, strict=True):
         table.add_row(
-            escape(name),
+            Text(name),
             str(run.observations),
             _step(run.last_step),
             *(str(run.severities[severity]) for severity in severities),
             f"{run.alarm_share:.1%}",
             _step(run.first_alarm),
-            ", ".join(run.rules),
+            Text(", ".join(run.rules)),
         )
     console.print(table)
     for run in runs:
         if run.failures or run.notes:
-            console.print(f"{escape(run.name)}:")
+            console.print(Text(f"{run.name}:"))
             _print_remarks(console, run)
 
 
@@ -145,11 +145,13 @@ def print_sweep(
     settings: Settings,
 ) -> None:
     """Print one row per value: alerts and the step of the first one, by run and in total."""
-    table = Table(title=f"alerts of {sweep.rule} (first step)", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=Text(f"alerts of {sweep.rule} (first step)"), box=box.SIMPLE_HEAD, pad_edge=False
+    )
     table.add_column(sweep.key, justify="right")
     shown = points if len(points) <= _MOST_COLUMNS else []
     for name in short_names([run for run, _ in shown])[1]:
-        table.add_column(escape(name), justify="right", overflow="fold")
+        table.add_column(Text(name), justify="right", overflow="fold")
     for heading in ("all runs", "runs with one", "share of observations"):
         table.add_column(heading, justify="right")
     now = current_value(sweep, settings)
@@ -209,10 +211,10 @@ def _alerts(alerts: Sequence[Alert]) -> Table:
     for alert in alerts:
         table.add_row(
             str(alert.step),
-            f"[{SEVERITY_COLORS[alert.severity]}]{alert.severity}[/]",
-            alert.rule,
-            escape(_where(alert)),
-            escape(alert.message),
+            Text(alert.severity, SEVERITY_COLORS[alert.severity]),
+            Text(alert.rule),
+            Text(_where(alert)),
+            Text(alert.message),
         )
     return table
 
@@ -230,19 +232,21 @@ def _rules(run: ReplayedRun) -> Table:
     for heading in ("alerts", "share of observations", "first step"):
         table.add_column(heading, justify="right")
     for rule, (count, share, first) in run.rules.items():
-        table.add_row(rule, str(count), f"{share:.1%}", str(first))
+        table.add_row(Text(rule), str(count), f"{share:.1%}", str(first))
     return table
 
 
 def _print_remarks(console: Console, run: ReplayedRun) -> None:
     for failure in run.failures:
         console.print(
-            f"[red]rule {failure.rule} failed on {failure.count} of {run.observations} "
-            f"observations, first at step {failure.step}: {escape(failure.error)}[/]",
-            highlight=False,
+            Text(
+                f"rule {failure.rule} failed on {failure.count} of {run.observations} "
+                f"observations, first at step {failure.step}: {failure.error}",
+                "red",
+            )
         )
     for note in run.notes:
-        console.print(f"[yellow]{escape(note)}[/]", highlight=False)
+        console.print(Text(note, "yellow"))
 
 
 def _counts(severities: dict[Severity, int]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from distmon.cli.severity_colors import SEVERITY_COLORS
 from distmon.config import load_config, suggest
@@ -37,18 +37,19 @@ def print_rules(console: Console, config: Path | None, name: str | None = None) 
     for rule in rules:
         setting = active.get(rule.name)
         if setting is None:
-            table.add_row(rule.name, "[dim]off[/]", rule.summary, "", "", "", "")
+            off = Text("off", "dim")
+            table.add_row(Text(rule.name), off, Text(rule.summary), "", "", "", "")
             continue
         severity = setting.severity or rule.severity
         advice = rule.advice
         table.add_row(
-            rule.name,
-            f"[{SEVERITY_COLORS[severity]}]{severity}[/]",
-            rule.summary,
+            Text(rule.name),
+            Text(severity, SEVERITY_COLORS[severity]),
+            Text(rule.summary),
             "\n".join(f"{name}: {value:g}" for name, value in setting.limits.items()),
             str(setting.patience),
             str(setting.cooldown),
-            "\n".join(f"{i}. {text}" for i, text in enumerate(advice, 1)),
+            Text("\n".join(f"{i}. {text}" for i, text in enumerate(advice, 1))),
         )
     console.print(table)
     console.print(
@@ -60,13 +61,13 @@ def print_rules(console: Console, config: Path | None, name: str | None = None) 
 def _print_rule(console: Console, rule: Rule, setting: ActiveRule | None) -> None:
     severity = rule.severity if setting is None else setting.severity or rule.severity
     state = "off" if setting is None else severity
-    console.print(f"[bold]{rule.name}[/] [{SEVERITY_COLORS[severity]}]{state}[/]")
-    console.print(f"fires when {escape(rule.summary)}", highlight=False)
+    console.print(Text.assemble((rule.name, "bold"), " ", (state, SEVERITY_COLORS[severity])))
+    console.print(Text(f"fires when {rule.summary}"))
     for key, threshold in rule.thresholds.items():
         value = threshold.value if setting is None else setting.limits[key]
-        console.print(f"  {key}: {value:g}  {escape(threshold.help)}", highlight=False)
+        console.print(Text(f"  {key}: {value:g}  {threshold.help}"))
     if setting is not None:
         console.print(f"  patience: {setting.patience}  observations in a row before it fires")
         console.print(f"  cooldown: {setting.cooldown}  observations until it repeats")
     for number, text in enumerate(rule.advice, 1):
-        console.print(f"{number}. {escape(text)}", highlight=False)
+        console.print(Text(f"{number}. {text}"))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from distmon.errors import ConfigError
 
 ADDRESS = "127.0.0.1"
 PORT = 8471
+NICENESS = 15
+"""Added to that of the process: where cores are few, the training next to it goes first."""
 
 
 def serve(console: Console, root: Path, address: str, port: int, token: str | None) -> None:
@@ -31,7 +34,7 @@ def serve(console: Console, root: Path, address: str, port: int, token: str | No
     listener = _listen(address, port)
     shown = f"[{address}]" if ":" in address else address
     url = f"http://{shown}:{listener.getsockname()[1]}/"
-    console.print(escape(f"distmon: runs of {root} at {url}" + ("?token=..." if token else "")))
+    console.print(Text(f"distmon: runs of {root} at {url}" + ("?token=..." if token else "")))
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -41,6 +44,8 @@ def serve(console: Console, root: Path, address: str, port: int, token: str | No
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off"
     )
+    with suppress(OSError, AttributeError):
+        os.nice(NICENESS)
     with suppress(KeyboardInterrupt):
         Server(config).run(sockets=[listener])
 

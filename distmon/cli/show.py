@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from distmon.errors import DistmonError
 from distmon.runs.reader import Run, read_run
 from distmon.runs.run_folder import RUN_FILE
 from distmon.sinks.console import opening_line, plural
+from distmon.untrusted.files import is_file
 
 _COLUMNS = {
     "loss": "train/step_loss",
@@ -29,11 +30,11 @@ _COLUMNS = {
 
 def print_run(console: Console, path: Path, last: int) -> None:
     """Print the last records, the alerts, and the parts that could not be read."""
-    if not (path / RUN_FILE).exists() and (found := _run_folders(path)):
+    if not is_file(path / RUN_FILE) and (found := _run_folders(path)):
         _print_runs(console, path, found)
         return
     run = read_run(path)
-    table = Table(title=str(path))
+    table = Table(title=Text(str(path)))
     table.add_column("step", justify="right")
     for heading in _COLUMNS:
         table.add_column(heading, justify="right")
@@ -45,14 +46,12 @@ def print_run(console: Console, path: Path, last: int) -> None:
     if reading := run.info.get("reading"):
         interval = int(run.info["config"].get("interval", 0))
         line = opening_line(reading, len(run.info["parameters"]), interval)
-        console.print(escape(line.removeprefix("distmon: ")))
+        console.print(Text(line.removeprefix("distmon: ")))
     for alert in run.alerts:
-        console.print(
-            f"[bold]{alert['severity']}[/] {alert['rule']} at step {alert['step']}: "
-            f"{escape(alert['message'])}"
-        )
+        text = f" {alert['rule']} at step {alert['step']}: {alert['message']}"
+        console.print(Text.assemble((alert["severity"], "bold"), text))
     for problem in run.problems:
-        console.print(f"[yellow]{escape(problem)}[/]")
+        console.print(Text(problem, "yellow"))
 
 
 def _content(run: Run) -> str:
@@ -62,37 +61,36 @@ def _content(run: Run) -> str:
         f"{plural(len(run.records), 'record')}, {plural(run.params.num_rows, 'parameter row')} of "
         f"{plural(len(run.info['parameters']), 'parameter')}, {plural(len(run.alerts), 'alert')}, "
         f"{plural(len(attempts), 'attempt')}, {plural(ranks, 'rank')} in the last; "
-        + ("all files are intact" if not run.problems else "some entries could not be read:")
+        + ("all files are intact" if not run.problems else "not complete:")
     )
 
 
 def _run_folders(path: Path) -> list[Path]:
     """Return the run folders directly in `path`, the newest last."""
-    if not path.is_dir():
+    try:
+        children = [child for child in path.iterdir() if not child.is_symlink()]
+        found = [child for child in children if is_file(child / RUN_FILE)]
+        return sorted(found, key=lambda child: (child / RUN_FILE).stat().st_mtime)
+    except (OSError, ValueError):  # no folder, or one that changes at this moment
         return []
-    found = [child for child in path.iterdir() if (child / RUN_FILE).is_file()]
-    return sorted(
-        (child for child in found if not child.is_symlink()),
-        key=lambda child: (child / RUN_FILE).stat().st_mtime,
-    )
 
 
 def _print_runs(console: Console, path: Path, folders: list[Path]) -> None:
     """Print one line for each run folder."""
-    table = Table(title=str(path))
+    table = Table(title=Text(str(path)))
     for heading in ("run", "started", "last step", "loss", "records", "alerts"):
         table.add_column(heading, justify="left" if heading == "run" else "right")
     for folder in folders:
         try:
             run = read_run(folder)
         except DistmonError as error:
-            table.add_row(escape(folder.name), escape(str(error)))
+            table.add_row(Text(folder.name), Text(str(error)))
             continue
         attempts = run.info["attempts"]
         step = max((*run.losses, *(record["step"] for record in run.records)), default=0)
         table.add_row(
-            escape(folder.name),
-            str(attempts[-1].get("started", ""))[:16].replace("T", " ") if attempts else "",
+            Text(folder.name),
+            Text(attempts[-1]["started"][:16].replace("T", " ") if attempts else ""),
             str(step),
             _number(run.losses.get(step)),
             str(len(run.records)),

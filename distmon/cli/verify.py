@@ -6,9 +6,9 @@ from typing import cast
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.errors import ConfigError
@@ -101,10 +101,10 @@ def _summary(verdicts: list[Verdict], ranks: int, steps: int, model: str | None)
     return table
 
 
-def _cells(verdict: Verdict) -> list[str]:
+def _cells(verdict: Verdict) -> list[str | Text]:
     comparison = verdict.comparison
     if comparison is None:
-        mark = "[red]failed[/]" if verdict.error else "[yellow]skipped[/]"
+        mark = Text("failed", "red") if verdict.error else Text("skipped", "yellow")
         return [*[""] * (len(KINDS) + 4), mark]
     low, high = min(comparison.sampled), max(comparison.sampled)
     return [
@@ -113,15 +113,15 @@ def _cells(verdict: Verdict) -> list[str]:
         f"{sum(comparison.sampled) / comparison.sample:.2f}",
         str(comparison.collectives),
         str(comparison.nbytes),
-        "[green]ok[/]" if comparison.ok else "[red]off[/]",
+        Text("ok", "green") if comparison.ok else Text("off", "red"),
     ]
 
 
-def _size(difference: Difference | None) -> str:
+def _size(difference: Difference | None) -> str | Text:
     if difference is None:
         return ""
     text = "0" if difference.size == 0 else f"{difference.size:.0e}"
-    return f"[red]{text}[/]" if difference.is_off else text
+    return Text(text, "red") if difference.is_off else text
 
 
 def _legend(verdicts: list[Verdict], ranks: int) -> str:
@@ -133,7 +133,7 @@ def _legend(verdicts: list[Verdict], ranks: int) -> str:
         f"of the sample of all parameters{f' ({compared[0].sample})' if compared else ''}.",
         f"bytes: {len(SUM_COLUMNS)} sums x 8 + {BINS} bins x 8 + {len(MAX_COLUMNS)} maxima x 4 per "
         f"parameter, {SLOT_SIZE} x 8 per rank ({ranks} ranks), 2 x 8 per loss,",
-        "and 8 per sampled element of a partial gradient.",
+        "8 per sampled element of a partial gradient, and the rows of the activations.",
     ]
     noise = sorted({name for c in compared for name in c.not_compared})
     if noise:
@@ -150,7 +150,7 @@ def _print_skipped(console: Console, verdicts: list[Verdict]) -> None:
         if verdict.skipped:
             by_reason.setdefault(verdict.skipped, []).append(verdict.parallelism.name)
     for reason, names in by_reason.items():
-        text = f"[yellow]skipped[/] {', '.join(names)}: {escape(reason)}"
+        text = Text.assemble(("skipped", "yellow"), f" {', '.join(names)}: {reason}")
         console.print(text, highlight=False)
 
 
@@ -158,11 +158,11 @@ def _print_details(console: Console, verdict: Verdict) -> None:
     """Print why a configuration failed or is off."""
     name = verdict.parallelism.name
     if verdict.error:
-        console.print(f"[red]{name} failed[/]: {escape(verdict.error)}", highlight=False)
+        console.print(Text.assemble((f"{name} failed", "red"), f": {verdict.error}"))
     if verdict.comparison is None or verdict.comparison.ok:
         return
     for problem in verdict.comparison.problems:
-        console.print(f"[red]{name}[/]: {escape(problem)}", highlight=False)
+        console.print(Text.assemble((name, "red"), f": {problem}"))
     if not verdict.comparison.off:
         return
     table = Table(title=f"{name}: columns beyond their limit")

@@ -7,9 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from distmon.collect.losses import Arriving, Number
-
-PENDING_EVALUATIONS = 2
-"""Evaluations sent with one observation; of more, the newest."""
+from distmon.metrics import PENDING_EVALUATIONS
 
 
 class PendingEvaluations:
@@ -19,8 +17,8 @@ class PendingEvaluations:
         self._waiting: deque[tuple[int, float, Arriving, Arriving]] = deque(
             maxlen=PENDING_EVALUATIONS
         )
-        self._sent: deque[list[tuple[int, float, float, float]]] = deque()
-        """By observation in flight."""
+        self._sent: dict[int, list[tuple[int, float, float, float]]] = {}
+        """By the number of the observation in flight."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -33,10 +31,13 @@ class PendingEvaluations:
         number = math.nan if epoch is None else float(epoch)
         self._waiting.append((max(1, step), number, Arriving(given), Arriving(val_loss)))
 
-    def take(self) -> dict[str, float]:
-        """Return the waiting evaluations as slot fields; they stay in the state until `arrived`."""
+    def take(self, number: int) -> dict[str, float]:
+        """Return the waiting evaluations as slot fields of observation `number`.
+
+        They stay in the state until it has `arrived`.
+        """
         sent = self._read()
-        self._sent.append(sent)
+        self._sent[number] = sent
         self._waiting.clear()
         slots: dict[str, float] = {}
         for i, (step, epoch, train_loss, val_loss) in enumerate(sent):
@@ -46,14 +47,25 @@ class PendingEvaluations:
             slots[f"eval{i}_val_loss"] = val_loss
         return slots
 
-    def arrived(self) -> None:
-        """Forget what was taken first: a record has it now."""
-        if self._sent:
-            self._sent.popleft()
+    def there(self) -> bool:
+        """Return whether `take` waits for no device."""
+        return all(a.there() and b.there() for _, _, a, b in self._waiting)
+
+    def drop_absent(self) -> int:
+        """Forget the evaluations whose losses are still on a device. Return how many."""
+        kept = [row for row in self._waiting if row[2].there() and row[3].there()]
+        dropped = len(self._waiting) - len(kept)
+        self._waiting.clear()
+        self._waiting.extend(kept)
+        return dropped
+
+    def arrived(self, number: int) -> None:
+        """Forget what was taken up to observation `number`: a record has it now."""
+        self._sent = {at: sent for at, sent in self._sent.items() if at > number}
 
     def to_list(self) -> list[list[float | None]]:
         """Return the evaluations that no record has, for a checkpoint. Waits for the device."""
-        rows = [*(row for sent in self._sent for row in sent), *self._read()]
+        rows = [*(row for sent in self._sent.values() for row in sent), *self._read()]
         return [[None if math.isnan(value) else value for value in row] for row in rows]
 
     def restore(self, rows: Sequence[Sequence[float | None]]) -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from distmon.collect.losses import Arriving, Number, host_value, on_host
+from distmon.collect.losses import Arriving, Number, host_value, on_host, one_number
 from distmon.collect.ownership import found_inf
-from distmon.layout import Shard
 from distmon.layout.reported import local_loss, local_norm
-from distmon.probe.exact import nonfinite_counts
 
 SIGNALS = ("sample", "loss", "gradient norm")
 """What showed a non-finite value, by its number in the rank slot."""
@@ -58,15 +56,17 @@ class FiniteWatch:
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        count: Callable[[], torch.Tensor],
         has_optimizers: bool = False,
         skips_are_evidence: bool = False,
     ) -> None:
-        """`has_optimizers`: each step calls `optimizer_stepped`, or the optimizer skipped it.
+        """`count` returns what `nonfinite_counts` does, of all weights and gradients.
+
+        `has_optimizers`: each step calls `optimizer_stepped`, or the optimizer skipped it.
 
         `skips_are_evidence`: no loss is scaled, so a step is skipped only when something is wrong.
         """
-        self._shards = shards
+        self._count = count
         self._skips_are_evidence = skips_are_evidence
         self._knows_steps = has_optimizers
         self._optimizer_stepped = False
@@ -92,7 +92,8 @@ class FiniteWatch:
             return
         if grad_norm is not None:
             self._norm_reports += 1
-            self._norm, self._norm_share = local_norm(grad_norm)
+            norm, share = local_norm(grad_norm)
+            self._norm, self._norm_share = one_number(norm), share
             self._watch(GRAD_NORM, self._norm, step)
         if loss is not None:
             self._watch(LOSS, local_loss(loss), step)
@@ -102,6 +103,29 @@ class FiniteWatch:
         self._knows_steps = self._optimizer_stepped = True
         if found_inf(optimizer) is not None:
             self._may_be_skipped(step)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is known to be wrong and no signal is on its way."""
+        return not (self.nonfinite_known or self.evidence is not None or self._in_flight)
+
+    @property
+    def expects_optimizer(self) -> bool:
+        """Whether a step in which no optimizer steps is a skipped one."""
+        return self._knows_steps
+
+    def take_in_idle(self, counted: Mapping[str, Any]) -> None:
+        """Take in finite signals of steps that were counted elsewhere."""
+        self._losses += counted["loss_sum"]
+        self._loss_count += counted["loss_count"]
+        if counted["norm"] is not None:
+            self._norm, self._norm_share = counted["norm"], 0.0
+        if counted["steps"]:
+            self._reports_of_step, self._norm_reports = counted["reports_of_step"], 0
+            self._optimizer_stepped = False
+        self._norm_reports += counted["norm_reports"]
+        if counted["stepped"]:
+            self._knows_steps = self._optimizer_stepped = True
 
     def optimizer_captured(self) -> None:
         """Note that a graph replays the optimizer: its hooks no longer run in every step."""
@@ -145,7 +169,7 @@ class FiniteWatch:
     def sampled(self, step: int) -> None:
         """Count at once: a sampled weight or gradient of the observed `step` is NaN or Inf."""
         if self.evidence is None and not self.nonfinite_known:
-            counts = nonfinite_counts(self._shards)
+            counts = self._count()
             self.evidence = Evidence(step, step, SAMPLE, math.nan, counts, True)
 
     def take(self) -> tuple[dict[str, Number], Evidence | None]:
@@ -165,6 +189,7 @@ class FiniteWatch:
             "signal_counted_at": float(found.counted_at if found else 0),
             "signal_kind": float(found.signal if found else 0),
             "skipped_steps": float(skipped),
+            "skips_expected": float(not self._skips_are_evidence),
             "nonfinite_known": float(self.nonfinite_known),
         }
         return fields, found
@@ -202,4 +227,4 @@ class FiniteWatch:
             return
         if signal == GRAD_NORM and step in self._skipped:
             return
-        self.evidence = Evidence(step, now, signal, value, nonfinite_counts(self._shards))
+        self.evidence = Evidence(step, now, signal, value, self._count())

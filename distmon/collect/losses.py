@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distmon.device import DeviceMark, pinned
+from distmon.device import DeviceMark, is_accelerator, pinned
 from distmon.layout.reported import local_loss
 
 Number = float | torch.Tensor
@@ -28,63 +28,105 @@ class LossRing:
     def __init__(self, capacity: int, device: torch.device, on_host: bool | None = None) -> None:
         """`on_host`: keep the losses on the host; the default for a CPU."""
         self.capacity = capacity
-        self._steps: deque[int] = deque(maxlen=capacity)
-        self._given: deque[bool] = deque(maxlen=capacity)
-        self._host: deque[Arriving] = deque(maxlen=capacity)
+        self._kept: deque[tuple[int, bool, Arriving | float]] = deque(maxlen=capacity)
+        """Step, whether it has a loss, and the loss where that is kept on the host."""
+        self._newest = -1
         self._device_values: torch.Tensor | None = None
         if not (device.type == "cpu" if on_host is None else on_host):
             self._device_values = torch.zeros(capacity, dtype=torch.float64, device=device)
         self._added = 0
 
     def add(self, step: int, loss: float | torch.Tensor | None) -> None:
-        """Append the loss of one step, or its absence. One that cannot be read is not appended."""
+        """Append the loss of one step, or its absence. One that cannot be read raises."""
         if loss is not None:
             loss = local_loss(loss)
+        number: Arriving | float = 0.0
         if self._device_values is None:
-            self._host.append(Arriving(0.0 if loss is None else loss))
+            number = Arriving(0.0 if loss is None else loss)
         elif loss is not None:
             cell = self._device_values[self._added % self.capacity]
             if isinstance(loss, torch.Tensor) and not loss.is_cpu:
                 cell.copy_(loss.detach().reshape(()), non_blocking=True)
             else:
                 cell.fill_(host_value(loss))
-        self._steps.append(step)
-        self._given.append(loss is not None)
+        self._kept.append((step, loss is not None, number))
+        self._newest = step
         self._added += 1
+
+    def extend(self, steps: Sequence[int], losses: Sequence[float | None]) -> None:
+        """Append the losses of several steps, which are on the host."""
+        if self._device_values is not None or not steps:
+            for step, loss in zip(steps, losses, strict=True):
+                self.add(step, loss)
+            return
+        self._kept.extend(
+            (step, loss is not None, 0.0 if loss is None else loss)
+            for step, loss in zip(steps, losses, strict=True)
+        )
+        self._newest = steps[-1]
+        self._added += len(steps)
+
+    def complete(self, step: int) -> None:
+        """Append the absence of a loss unless `step` was added: ranks add losses by position."""
+        if self._newest != step:
+            self.add(step, None)
 
     def __len__(self) -> int:
         """Return how many steps have a loss."""
-        return sum(self._given)
+        return sum(given for _, given, _ in self._kept)
 
     def take(self) -> tuple[list[int], torch.Tensor | Floats, Floats]:
         """Return steps, values on their device, and 1 where a loss was given; clear the ring."""
-        steps, values = [*self._steps], self._values()
-        given = np.array(self._given, dtype=np.float64)
+        steps, values = [step for step, _, _ in self._kept], self._values()
+        given = np.array([given for _, given, _ in self._kept], dtype=np.float64)
         self._clear()
         return steps, values, given
 
-    def to_list(self) -> list[tuple[int, float]]:
-        """Return steps and losses, for a checkpoint. Waits for the device."""
-        rows = zip(self._steps, self._values().tolist(), self._given, strict=True)
-        return [(step, value) for step, value, there in rows if there]
+    def to_list(self) -> list[tuple[int, float | None]]:
+        """Return steps and losses, None for a step without one. Waits for the device.
 
-    def restore(self, losses: Sequence[tuple[int, float]]) -> None:
+        All steps: ranks add losses by position, and one of them may have none.
+        """
+        if not len(self):
+            return [(step, None) for step, _, _ in self._kept]
+        rows = zip(self._kept, self._values().tolist(), strict=True)
+        return [(step, value if given else None) for (step, given, _), value in rows]
+
+    def restore(self, losses: Sequence[tuple[int, float | None]]) -> None:
         """Restore what `to_list` returned."""
         self._clear()
+        self._newest = -1
         for step, loss in losses:
             self.add(step, loss)
+
+    def mark(self) -> Callable[[], bool]:
+        """Return a function that returns whether a device has computed all losses by now."""
+        if self._device_values is not None and is_accelerator(self._device_values.device):
+            return DeviceMark(self._device_values.device).done
+        numbers = [number for _, _, number in self._kept]
+        return lambda: all(isinstance(x, float) or x.there() for x in numbers)
+
+    def drop_absent(self) -> int:
+        """Forget the losses that are still on a device; their steps stay. Return how many."""
+        before = len(self)
+        on_device = self._device_values is not None
+        for i, (step, _, number) in enumerate(self._kept):
+            if on_device or not (isinstance(number, float) or number.there()):
+                self._kept[i] = (step, False, 0.0)
+        return before - len(self)
 
     def _values(self) -> torch.Tensor | Floats:
         """Return the values in the order of the steps."""
         if self._device_values is None:
-            return np.array([loss.read() for loss in self._host], dtype=np.float64)
+            numbers = (number for _, _, number in self._kept)
+            values = [x if isinstance(x, float) else x.read() for x in numbers]
+            return np.array(values, dtype=np.float64)
         oldest = self._added % self.capacity if self._added > self.capacity else 0
-        return self._device_values.roll(-oldest)[: len(self._steps)]
+        return self._device_values.roll(-oldest)[: len(self._kept)]
 
     def _clear(self) -> None:
+        self._kept.clear()
         self._added = 0
-        for kept in (self._steps, self._given, self._host):
-            kept.clear()
 
 
 def host_value(value: Any) -> float:
@@ -98,6 +140,17 @@ def host_value(value: Any) -> float:
     while isinstance(number, list):
         (number,) = number
     return float(number)
+
+
+def one_number(value: Any) -> Number:
+    """Return a reported number that can be sent later; raise for what is none.
+
+    A number on a device stays there.
+    """
+    number = local_loss(value)
+    if isinstance(number, torch.Tensor) and not number.is_cpu:
+        return number.detach().reshape(())
+    return host_value(number)
 
 
 def on_host(value: float | torch.Tensor) -> bool:

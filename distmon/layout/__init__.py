@@ -7,6 +7,7 @@ from distmon.layout.modules import (
     class_of,
     named_modules,
     parameters_reduced_during_backward,
+    written_module,
 )
 from distmon.layout.shard import Everything, Region, Shard, absent_shard
 
@@ -21,4 +22,5 @@ __all__ = [
     "local_part",
     "named_modules",
     "parameters_reduced_during_backward",
+    "written_module",
 ]

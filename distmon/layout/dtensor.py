@@ -6,22 +6,42 @@ is not computed here: the reduction counts elements over all ranks.
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from distmon.errors import LayoutError
-from distmon.layout.shard import Region, Shard, region_of_box
+from distmon.layout.shard import REDUCED_PATHS, Context, Region, Shard, region_of_box
 
 
-def shard_of(name: str, parameter: Any, gradient_is_reduced: bool) -> Shard | None:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What parameters of one shape with the same placements have in common."""
+
+    shape: tuple[int, ...]
+    region: Region
+    sharding: str
+    replicated: bool
+    """Over a mesh dimension of more than one rank."""
+
+
+def shard_of(name: str, parameter: Any, context: Context) -> Shard | None:
     """Return the shard of a parameter that is a DTensor."""
-    if not isinstance(parameter.data, DTensor):
+    if not isinstance(parameter, DTensor):
         return None
-    return dtensor_shard(name, parameter, gradient_is_reduced)
+    spec, local = parameter._spec, parameter._local_tensor
+    # Finding the block takes torch 100 us; large models have few different ones.
+    key = (id(spec.mesh), spec.placements, spec.shape, local.shape)
+    block = context.known.get(key)
+    if block is None:
+        block = context.known[key] = _block(name, parameter)
+    return _dtensor_shard(name, parameter, block, context.gradient_is_reduced, context.path)
 
 
 def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> Shard:
@@ -31,55 +51,78 @@ def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> S
     parameter that is replicated over a mesh dimension may end its backward with a partial gradient
     on every rank, as norm layers do under sequence parallelism.
     """
-    expected = tuple(parameter.placements)
-    finished = parameter._spec
-    # `_local_tensor` and not `to_local()`: 0.04 us instead of 4 to 16, for every parameter.
+    return _dtensor_shard(name, parameter, _block(name, parameter), gradient_is_reduced, None)
 
-    def grad() -> torch.Tensor | None:
-        nonlocal finished
-        gradient: Any = parameter.grad
+
+def _dtensor_shard(
+    name: str,
+    parameter: DTensor,
+    block: Block,
+    gradient_is_reduced: bool,
+    path: tuple[weakref.ref[nn.Module], str] | None,
+) -> Shard:
+    tensors = _Tensors(parameter)
+    return Shard(
+        name=name,
+        global_shape=block.shape,
+        dtype=parameter.dtype,
+        region=block.region,
+        weight=tensors.weight,
+        grad=tensors.grad,
+        gate=parameter,
+        grad_is_unreadable=tensors.grad_is_unreadable,
+        parameters=(parameter,),
+        paths=REDUCED_PATHS if gradient_is_reduced else None,
+        sharding=block.sharding,
+        may_be_partial=block.replicated and not gradient_is_reduced,
+        partial_count=tensors.partial_count,
+        path=path,
+    )
+
+
+class _Tensors:
+    """Weight and gradient of one parameter.
+
+    `_local_tensor` and not `to_local()`: 0.04 us instead of 4 to 16, for every parameter.
+    """
+
+    __slots__ = ("_finished", "_parameter")
+
+    def __init__(self, parameter: DTensor) -> None:
+        self._parameter: Any = parameter
+        self._finished = parameter._spec
+        """What a gradient that needs no reduction had; comparing placements takes longer."""
+
+    def weight(self) -> torch.Tensor:
+        local: torch.Tensor = self._parameter._local_tensor
+        return local
+
+    def grad(self) -> torch.Tensor | None:
+        gradient = self._parameter.grad
         if gradient is None:
             return None
-        if gradient._spec is not finished:
-            if not _is_same_after_reduction(gradient.placements, expected):
+        if gradient._spec is not self._finished:
+            if not _is_same_after_reduction(gradient.placements, self._parameter.placements):
                 return None
             if not any(p.is_partial() for p in gradient.placements):
-                finished = gradient._spec
+                self._finished = gradient._spec
         return _waited(gradient)
 
-    def grad_is_unreadable() -> bool:
-        gradient: Any = parameter.grad
-        return gradient is not None and not _is_same_after_reduction(gradient.placements, expected)
+    def grad_is_unreadable(self) -> bool:
+        gradient = self._parameter.grad
+        return gradient is not None and not _is_same_after_reduction(
+            gradient.placements, self._parameter.placements
+        )
 
-    def partial_count() -> int:
-        gradient: Any = parameter.grad
-        if gradient is None or gradient._spec is finished:
+    def partial_count(self) -> int:
+        gradient = self._parameter.grad
+        if gradient is None or gradient._spec is self._finished:
             return 1
         sizes = gradient.device_mesh.shape
         count = 1
         for size, placement in zip(sizes, gradient.placements, strict=True):
             count *= size if placement.is_partial("sum") else 1
         return count
-
-    replicated = any(
-        isinstance(placement, Replicate) and size > 1
-        for size, placement in zip(parameter.device_mesh.shape, expected, strict=True)
-    )
-    return Shard(
-        name=name,
-        global_shape=tuple(parameter.shape),
-        dtype=parameter.dtype,
-        region=_region(name, parameter),
-        weight=lambda: parameter._local_tensor,
-        grad=grad,
-        gate=parameter,
-        grad_is_unreadable=grad_is_unreadable,
-        parameters=(parameter,),
-        paths=("_local_tensor", "grad._local_tensor") if gradient_is_reduced else None,
-        sharding=_sharding(parameter),
-        may_be_partial=replicated and not gradient_is_reduced,
-        partial_count=partial_count,
-    )
 
 
 def _is_same_after_reduction(found: Any, expected: tuple[Any, ...]) -> bool:
@@ -94,6 +137,16 @@ def _waited(gradient: DTensor) -> torch.Tensor:
     """Return the local tensor, after waiting for an asynchronous collective that fills it."""
     local = gradient._local_tensor
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def _block(name: str, parameter: DTensor) -> Block:
+    placed = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+    return Block(
+        shape=tuple(parameter.shape),
+        region=_region(name, parameter),
+        sharding=_sharding(parameter),
+        replicated=any(isinstance(where, Replicate) and size > 1 for size, where in placed),
+    )
 
 
 def _region(name: str, parameter: DTensor) -> Region:

@@ -6,7 +6,7 @@ otherwise the FlatParameter itself; the shards are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -36,11 +36,11 @@ class FlattenedParameter(NamedTuple):
         return None if originals is None else originals[self.number]
 
 
-def flattened_parameters(model: nn.Module) -> Iterator[FlattenedParameter]:
-    """Yield every parameter that a FullyShardedDataParallel in `model` flattened, unit by unit."""
+def flattened_parameters(modules: Iterable[nn.Module]) -> Iterator[FlattenedParameter]:
+    """Yield every parameter that a FullyShardedDataParallel among these flattened, unit by unit."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    for unit in model.modules():
+    for unit in modules:
         handle = getattr(unit, "_handle", None)
         if not isinstance(unit, FullyShardedDataParallel) or handle is None:
             continue

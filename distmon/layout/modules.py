@@ -49,6 +49,18 @@ def named_modules(
     return [*found.values()]
 
 
+def written_module(model: nn.Module) -> nn.Module:
+    """Return the user's module inside all wrappers."""
+    engine = any(base.__name__ == "DeepSpeedEngine" for base in type(model).__mro__)
+    held = getattr(model, "module", None) if engine else None
+    found = inner = unwrap(held if isinstance(held, nn.Module) else model)
+    for path, module in inner.named_modules():
+        if clean_name(path):
+            break
+        found = module
+    return found
+
+
 def class_of(module: nn.Module) -> type[nn.Module]:
     """Return the user's class of a module; `fully_shard` puts a generated class before it."""
     return next(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from distmon.untrusted.values import encodable
+
 _WRAPPER_PARTS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
@@ -9,6 +11,7 @@ def clean_name(name: str) -> str:
     """Return the name without the parts that torch.compile, FSDP and checkpointing insert.
 
     The `module.` of DDP is kept: a user's own submodule may have that name, so `capture` unwraps
-    DDP by its type.
+    DDP by its type. A lone surrogate becomes its escape: no file could hold it.
     """
-    return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)
+    kept = ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)
+    return encodable(kept)

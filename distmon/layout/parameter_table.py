@@ -45,6 +45,8 @@ class RankContents:
 
     parameters: Sequence[Entry] = ()
     modules: Sequence[ModuleEntry] = ()
+    inside: Sequence[ModuleEntry] = ()
+    """What may be watched inside the model, by kind of statistics."""
 
 
 def describe(shards: Iterable[Shard]) -> list[Entry]:

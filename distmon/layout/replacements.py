@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from distmon.layout.plain import plain_shard
-from distmon.layout.shard import Shard, absent_shard
+from distmon.layout.shard import REDUCED_PATHS, Shard, absent_shard
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,15 @@ class ParameterIdentities:
         if all(held.get(name) is expected for held, name, expected in self._links):
             return []
         found = []
+        sharded: dict[int, torch.Tensor] | None = None
         followed = [*shards]
         for i, shard in enumerate(shards):
-            if shard.path is not None:
-                now = _parameter_at(*shard.path)
+            model = None if shard.path is None else shard.path[0]()
+            if shard.path is not None and model is not None:
+                now = _parameter_at(model, shard.path[1])
+                if _is_put_aside(shard, now):
+                    sharded = _sharded_parameters(model) if sharded is None else sharded
+                    now = sharded.get(id(now), shard.parameters[0])
                 if now is not shard.parameters[0]:
                     found.append(_follow(i, shard, now))
                     followed[i] = found[-1].shard
@@ -54,7 +59,10 @@ class ParameterIdentities:
         for shard in shards:
             if shard.path is None:
                 continue
-            module, path = shard.path
+            model, path = shard.path
+            module = model()
+            if module is None:
+                continue
             *modules, name = path.split(".")
             for child in modules:
                 inner = module._modules[child]
@@ -65,6 +73,16 @@ class ParameterIdentities:
         self._links = [*links.values()]
 
 
+def _like(old: Shard, now: Any) -> Shard:
+    """Return the shard of a parameter that took the place of another of its kind."""
+    if not hasattr(now, "_spec"):
+        return plain_shard(old.name, now, old.path)
+    from distmon.layout.dtensor import dtensor_shard
+
+    shard = dtensor_shard(old.name, now, old.paths is not None)
+    return replace(shard, path=old.path)
+
+
 def _parameter_at(model: nn.Module, path: str) -> torch.Tensor | None:
     """Return the parameter at a path; None where there is none any more."""
     try:
@@ -73,18 +91,49 @@ def _parameter_at(model: nn.Module, path: str) -> torch.Tensor | None:
         return None
 
 
+def _is_put_aside(shard: Shard, now: torch.Tensor | None) -> bool:
+    """Return whether a wrapper that shards has swapped its parameter for the moment.
+
+    `fully_shard` puts the unsharded parameter into the module, which is no DTensor, or one on fewer
+    mesh dimensions. What has the placements of the parameter itself has replaced it.
+    """
+    if shard.paths != REDUCED_PATHS or now is None:
+        return False
+    return now is not shard.parameters[0] and not _is_placed_alike(now, shard.parameters[0])
+
+
+def _sharded_parameters(model: nn.Module) -> dict[int, torch.Tensor]:
+    """Return what `fully_shard` has put aside, by the id of what is in the module instead."""
+    found: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", None)
+        for group in getattr(state and state(), "_fsdp_param_groups", ()):
+            for each in group.fsdp_params:
+                if hasattr(each, "_unsharded_param"):
+                    found[id(each._unsharded_param)] = each.sharded_param
+    return found
+
+
+def _is_placed_alike(now: object, before: object) -> bool:
+    """Return whether two parameters are both plain tensors, or are sharded in the same way."""
+    spec, old = getattr(now, "_spec", None), getattr(before, "_spec", None)
+    if spec is None or old is None:
+        return spec is old
+    return bool(spec.mesh == old.mesh and spec.placements == old.placements)
+
+
 def _follow(index: int, old: Shard, now: torch.Tensor | None) -> Replacement:
     before = old.parameters[0]
     if now is None:
         change = "was removed from its module"
-    elif type(now.data) is not torch.Tensor or now.device != before.device:
+    elif not _is_placed_alike(now, before) or now.device != before.device:
         change = f"was replaced by a {type(now.data).__name__} on {now.device}"
     elif now.shape != before.shape:
         change = f"changed its shape from {tuple(before.shape)} to {tuple(now.shape)}"
     elif now.dtype != before.dtype:
         change = f"changed its dtype from {before.dtype} to {now.dtype}"
     else:
-        shard = replace(plain_shard(old.name, now), path=old.path)
+        shard = _like(old, now)
         return Replacement(index, shard, f"{old.name} was replaced; the new parameter is read")
     absent = absent_shard(
         old.name,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -22,8 +23,11 @@ class Region(Protocol):
         """Return the local offset of each global index, -1 where this rank does not hold it."""
         ...
 
-    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
-        """Where anything of the global range `starts` to `stops` (not included) may be here."""
+    def bounds(self, numel: int, /) -> tuple[int, int]:
+        """Return the range of global indices, end not included, that holds all that is here.
+
+        `numel` is the number of elements of the unsharded parameter.
+        """
         ...
 
     def key(self) -> str:
@@ -38,8 +42,8 @@ class Everything:
     def local(self, indices: Indices) -> Indices:
         return indices
 
-    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
-        return stops > starts
+    def bounds(self, numel: int, /) -> tuple[int, int]:
+        return 0, numel
 
     def key(self) -> str:
         return "all"
@@ -55,8 +59,8 @@ class FlatRange:
     def local(self, indices: Indices) -> Indices:
         return np.where((indices >= self.start) & (indices < self.stop), indices - self.start, -1)
 
-    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
-        return (starts < self.stop) & (stops > self.start)
+    def bounds(self, _: int, /) -> tuple[int, int]:
+        return self.start, self.stop
 
     def key(self) -> str:
         return f"{self.start}:{self.stop}"
@@ -85,15 +89,16 @@ class Box:
             stride *= size
         return np.where(inside, offsets, -1)
 
-    def may_hold(self, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
+    def bounds(self, _: int, /) -> tuple[int, int]:
         row = prod(self.shape[1:])
-        first, last = self.offset[0] * row, (self.offset[0] + self.size[0]) * row
-        return (starts < last) & (stops > first)
+        return self.offset[0] * row, (self.offset[0] + self.size[0]) * row
 
     def key(self) -> str:
         return f"{self.offset}+{self.size}"
 
 
+REDUCED_PATHS: Final = ("_local_tensor", "grad._local_tensor")
+"""`Shard.paths` of a DTensor whose gradient a wrapper reduces."""
 EMPTY_REGION = FlatRange(0, 0)
 """This rank holds no element of the parameter."""
 
@@ -118,7 +123,19 @@ def _none() -> None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
+class Context:
+    """What is known of a parameter besides itself, while the shards of a model are listed."""
+
+    path: tuple[weakref.ref[nn.Module], str] | None = None
+    """See `Shard.path`."""
+    gradient_is_reduced: bool = False
+    """Whether a wrapper reduces the gradient before the optimizer step."""
+    known: dict[Hashable, Any] = field(default_factory=dict)
+    """What parameters of one kind have in common, found once; by whatever tells kinds apart."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """One parameter as seen from this rank.
 
@@ -152,9 +169,10 @@ class Shard:
     """Returns the number of ranks whose partial gradients add up to the true one; 1 when the
     gradient is complete."""
 
-    path: tuple[nn.Module, str] | None = None
-    """The model and the parameter's path in it, where that always leads to the trained parameter:
-    wrappers that shard may swap theirs."""
+    path: tuple[weakref.ref[nn.Module], str] | None = None
+    """The model and the parameter's path in it, where that leads to the trained parameter, or, with
+    a wrapper that shards, at times to another kind of tensor. A weak reference: a monitor ends with
+    its model."""
 
     def requires_grad(self) -> bool:
         """Return whether the parameter is trained now; it may change during a run."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from distmon.layout.plain import plain_shard
-from distmon.layout.shard import Shard
+from distmon.layout.shard import Context, Shard
 
 
-def shard_of(name: str, parameter: Any, _: bool) -> Shard | None:
+def shard_of(name: str, parameter: Any, _: Context) -> Shard | None:
     """Return the shard of a subclass that holds one tensor of its own shape and of a wide dtype.
 
     A subclass that holds scaled or packed values only has no elements that could be read.

@@ -28,13 +28,16 @@ inline float decode_bf16(uint16_t bits) {
   return bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// By the bits: not every processor has an instruction for it. Exact, subnormals included.
+// By the bits: not every processor has an instruction for it. Exact, subnormals included, also where
+// the processor takes subnormal operands for 0.
 inline float decode_fp16(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7FFFu) << 13;
-  const float scaled = bit_cast<float>(magnitude) * 0x1p112f;
-  const uint32_t special = (bits & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u;
-  return bit_cast<float>(bit_cast<uint32_t>(scaled) | special | sign);
+  const uint32_t exponent = bits & 0x7C00u;
+  const uint32_t rebias = exponent == 0x7C00u ? 224u << 23 : 112u << 23;
+  const float subnormal = static_cast<float>(static_cast<int32_t>(bits & 0x03FFu)) * 0x1p-24f;
+  const float value = exponent == 0 ? subnormal : bit_cast<float>(magnitude + rebias);
+  return bit_cast<float>(bit_cast<uint32_t>(value) | sign);
 }
 
 inline float decode_e4m3(uint8_t bits) {

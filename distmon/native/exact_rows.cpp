@@ -1,8 +1,7 @@
 // Weight and gradient columns over every element of chosen tensors, read from one end of memory to
-// the other; see
-// csrc_triton/exact_stats.py.
+// the other.
 
-#include <Python.h>
+#include "exact_rows.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -11,9 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "buffers.h"
-#include "guard.h"
-#include "native.h"
+#include "element_values.h"
 #include "row_layout.h"
 #include "running_totals.h"
 #include "threads.h"
@@ -183,105 +180,33 @@ void read_all(std::vector<AnyWhole>& tensors, int threads) {
   });
 }
 
-// What Python's arrays hold.
-struct Tables {
-  Py_ssize_t rows;
-  const int64_t* addresses;
-  const int64_t* numels;
-  const uint8_t* wanted;  // bits: whole_weight, whole_grad
-  const double* applied;
-  double* sums;
-  float* maxima;
-  double* bins;  // nullptr: no histogram
+}  // namespace
 
-  const int64_t* address_row(Py_ssize_t row) const {
-    return addresses + row * layout::address_columns;
-  }
-
-  Row out(Py_ssize_t row) const {
-    return {
-        sums + row * layout::sum_columns, maxima + row * layout::max_columns,
-        bins == nullptr ? nullptr : bins + row * layout::bins, applied[row]};
-  }
-};
-
-constexpr uint8_t whole_weight = 1, whole_grad = 2;
-
-void fill(const Tables& tables, int threads) {
-  const auto reads_weight = [&](Py_ssize_t row) { return tables.wanted[row] & whole_weight; };
-  const auto reads_grad = [&](Py_ssize_t row) {
-    return (tables.wanted[row] & whole_grad) && tables.address_row(row)[layout::grad] != 0;
+void fill_exact_columns(const std::vector<WholeRow>& rows, int threads, const ExactOutputs& out) {
+  const auto reads_grad = [](const WholeRow& row) {
+    return (row.wanted & whole_grad) && row.grad != 0;
   };
   std::vector<AnyWhole> tensors;
-  for (Py_ssize_t row = 0; row < tables.rows; ++row) {
-    const auto* at = tables.address_row(row);
-    const int64_t numel = tables.numels[row];
-    if (reads_weight(row)) {
-      tensors.push_back(whole(at[layout::weight], at[layout::weight_code], numel, false));
+  for (const WholeRow& row : rows) {
+    if (row.wanted & whole_weight) {
+      tensors.push_back(whole(row.weight, row.weight_code, row.numel, false));
     }
     if (reads_grad(row)) {
-      const bool counts_bins = tables.bins != nullptr;
-      tensors.push_back(whole(at[layout::grad], at[layout::grad_code], numel, counts_bins));
+      tensors.push_back(whole(row.grad, row.grad_code, row.numel, out.bins != nullptr));
     }
   }
   read_all(tensors, threads);
   auto next = tensors.begin();
-  for (Py_ssize_t row = 0; row < tables.rows; ++row) {
-    if (reads_weight(row)) {
-      std::visit([&](auto& one) { write_weight(one, tables.out(row)); }, *next++);
+  for (const WholeRow& row : rows) {
+    const int64_t i = row.row;
+    const Row here = {
+        out.sums + i * layout::sum_columns, out.maxima + i * layout::max_columns,
+        out.bins == nullptr ? nullptr : out.bins + i * layout::bins, out.applied[i]};
+    if (row.wanted & whole_weight) {
+      std::visit([&](auto& one) { write_weight(one, here); }, *next++);
     }
     if (reads_grad(row)) {
-      std::visit([&](auto& one) { write_grad(one, tables.out(row)); }, *next++);
+      std::visit([&](auto& one) { write_grad(one, here); }, *next++);
     }
   }
-}
-
-// Lets other Python threads run while it lives.
-class WithoutLock {
- public:
-  WithoutLock() : state_(PyEval_SaveThread()) {}
-  WithoutLock(const WithoutLock&) = delete;
-  WithoutLock& operator=(const WithoutLock&) = delete;
-
-  ~WithoutLock() noexcept(false) {  // Python may end the thread here
-    PyEval_RestoreThread(state_);
-  }
-
- private:
-  PyThreadState* state_;
-};
-
-PyObject* fill_from_arrays(PyObject* arguments) {
-  PyObject *addresses, *numels, *wanted, *applied, *sums, *maxima, *bins;
-  int threads;
-  Py_ssize_t rows;
-  if (!PyArg_ParseTuple(
-          arguments, "inOOOOOOO", &threads, &rows, &addresses, &numels, &wanted, &applied, &sums,
-          &maxima, &bins)) {
-    return nullptr;
-  }
-  Buffers buffers;
-  const Tables tables = {
-      rows,
-      buffers.read<int64_t>(addresses, rows * layout::address_columns),
-      buffers.read<int64_t>(numels, rows),
-      buffers.read<uint8_t>(wanted, rows),
-      buffers.read<double>(applied, rows),
-      buffers.write<double>(sums, rows * layout::sum_columns),
-      buffers.write<float>(maxima, rows * layout::max_columns),
-      bins == Py_None ? nullptr : buffers.write<double>(bins, rows * layout::bins)};
-  if (buffers.failed()) {
-    return nullptr;
-  }
-  {
-    const WithoutLock lock;
-    fill(tables, threads);
-  }
-  Py_RETURN_NONE;
-}
-
-}  // namespace
-
-PyObject* fill_exact_columns(PyObject*, PyObject* arguments) {
-  return guarded([&] { return fill_from_arrays(arguments); });
 }

@@ -1,5 +1,7 @@
 // The norm of one gradient, added to the sums of the blocks that it lies between.
 
+#include "gradient_norm.h"
+
 #include <Python.h>
 
 #include <cmath>
@@ -41,6 +43,8 @@ double sum_of_squares(Element element, int64_t count) {
   return total;
 }
 
+}  // namespace
+
 double norm_of(const TensorMemory& memory) {
   double norm = 0;
   with_reader(memory.address, memory.code, [&](auto element) {
@@ -50,6 +54,8 @@ double norm_of(const TensorMemory& memory) {
   });
   return norm;
 }
+
+namespace {
 
 bool all_present(PyObject* cells) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(cells); ++i) {
@@ -86,4 +92,15 @@ PyObject* add_to_cells(PyObject* arguments) {
 
 PyObject* add_norm(PyObject*, PyObject* arguments) {
   return guarded([&] { return add_to_cells(arguments); });
+}
+
+PyObject* sum_of_squares(PyObject*, PyObject* tensor) {
+  return guarded([&]() -> PyObject* {
+    TensorMemory memory;
+    if (!find_cpu_memory(tensor, memory) || is_fp8(memory.code)) {
+      Py_RETURN_NONE;
+    }
+    const double norm = norm_of(memory);
+    return PyFloat_FromDouble(norm * norm);
+  });
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -38,6 +38,110 @@ class PlaceReader(Protocol):
     def read_grads(self) -> list[int]: ...
 
 
+Missing = tuple[list[int], list[int]]
+"""Rows whose weight, and whose gradient, Python has to place."""
+
+
+class RowReader(Protocol):
+    """Reads the samples of all parameters of a plan, one call for each phase of a step.
+
+    Each call finds all tensors first. Where some cannot be found, or are not contiguous, it reads
+    nothing and returns these rows; after `place` for each it is called again with `placed`.
+    """
+
+    def place(
+        self,
+        of_grad: bool,
+        row: int,
+        address: int,
+        dense: int,
+        code: int,
+        offset_bytes: int,
+        offsets: NDArray[np.integer[Any]] | None,
+        run_offsets: NDArray[np.int64] | None,
+        run_codes: NDArray[np.uint8] | None,
+    ) -> None:
+        """Place a tensor for the next call: its address, where all its elements lie side by side,
+        and, unless it is contiguous, the offsets of its slots and runs in its memory."""
+        ...
+
+    def snapshot(self, placed: bool) -> Missing | None:
+        """Keep the sampled weights."""
+        ...
+
+    def measure(
+        self,
+        placed: bool,
+        threads: int,
+        bins_in_full: bool,
+        applied: NDArray[np.float64],
+        sums: NDArray[np.float64],
+        maxima: NDArray[np.float32],
+        bins: NDArray[np.float64] | None,
+        checksums: NDArray[np.int64],
+    ) -> Missing | list[int]:
+        """Fill every column of every row; return the rows that have no gradient.
+
+        Releases the interpreter's lock while it reads tensors in full, on up to `threads` threads.
+        """
+        ...
+
+    def table_bytes(self) -> int:
+        """Return the memory of the tables that the reader has made."""
+        ...
+
+
+class IdleLane(Protocol):
+    """Counts steps that are not observed; see `distmon.runtime.idle_lane`.
+
+    `before_step`, `after_step`, `check` and `step` take the arguments of the monitor's methods.
+    """
+
+    def take(self) -> dict[str, Any] | None:
+        """Return what was counted, None for nothing, and pass all calls on from now on."""
+        ...
+
+    def open_until(
+        self, completed: int, stride: int, limit: int, expects_optimizer: bool, in_phases: bool
+    ) -> None:
+        """Count the steps after `completed` whose next one is before `limit`.
+
+        `expects_optimizer`: pass on a step in which no optimizer has stepped. `in_phases`: note
+        when phases begin.
+        """
+        ...
+
+    def mark(self, phase: int) -> bool:
+        """Begin a phase; False when the steps are not counted here."""
+        ...
+
+    def phase(self) -> int:
+        """Return the current phase; -1 when steps are not counted here, or without phases."""
+        ...
+
+
+class GainHooks(Protocol):
+    """Adds the norms of gradients to both sides of blocks, in the backward pass, without Python."""
+
+    def hook(self, tensor: torch.Tensor, block: int, side: int) -> bool:
+        """Measure the gradient of `tensor`; False for one that Python has to hook."""
+        ...
+
+    def arm(self, armed: bool) -> None: ...
+
+    def take_seconds(self) -> float:
+        """Return the time that the hooks took since the last call."""
+        ...
+
+    def clear(self) -> None:
+        """Set all norms and counts to 0, and forget which tensors have hooks."""
+        ...
+
+    def read(self, out: NDArray[np.float64]) -> None:
+        """Write norm and count on both sides of every block to `out` [blocks, 2, 2]."""
+        ...
+
+
 class NativeModule(Protocol):
     """The functions of the compiled file. They raise Python exceptions only."""
 
@@ -56,82 +160,36 @@ class NativeModule(Protocol):
         """
         ...
 
-    def take_snapshot(
+    def row_reader(
         self,
-        rows: int,
+        places: PlaceReader,
         slots: int,
         offset_bytes: int,
-        value_bytes: int,
-        addresses: NDArray[np.int64],
         starts: NDArray[np.int64],
         widths: NDArray[np.int32],
         group_counts: NDArray[np.int32],
-        snapshot: NDArray[np.floating[Any]],
-    ) -> None:
-        """Write the sampled weights into the used slots of `snapshot`.
-
-        The tables are those of `csrc_triton.tables.RowTables`, in the CPU's memory; `slots` is the
-        length of `snapshot`.
-        """
-        ...
-
-    def fill_sampled_rows(
-        self,
-        rows: int,
-        slots: int,
-        offset_bytes: int,
+        offsets: NDArray[np.integer[Any]],
         value_bytes: int,
-        addresses: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        widths: NDArray[np.int32],
-        group_counts: NDArray[np.int32],
         snapshot: NDArray[np.floating[Any]],
         widest: int,
         half_ulp: NDArray[np.float64],
         multipliers: NDArray[np.int64],
-        applied: NDArray[np.float64],
-        sums: NDArray[np.float64],
-        maxima: NDArray[np.float32],
-        bins: NDArray[np.float64] | None,
-        checksums: NDArray[np.int64],
-    ) -> None:
-        """Fill every column of every row; `multipliers` are the checksum's, one for each slot of
-        the widest row."""
-        ...
-
-    def fill_exact_columns(
-        self,
-        threads: int,
-        rows: int,
-        addresses: NDArray[np.int64],
+        runs: int,
+        run_bytes: int,
+        first: NDArray[np.int64],
+        run_offsets: NDArray[np.integer[Any]],
+        run_codes: NDArray[np.uint8],
         numels: NDArray[np.int64],
         wanted: NDArray[np.uint8],
-        applied: NDArray[np.float64],
-        sums: NDArray[np.float64],
-        maxima: NDArray[np.float32],
-        bins: NDArray[np.float64] | None,
-    ) -> None:
-        """Replace sampled columns by those of all elements.
+    ) -> RowReader:
+        """Return a reader of the tensors of `places` by the tables of a plan.
 
-        `wanted` has WHOLE_WEIGHT and WHOLE_GRAD where these are read. Every tensor must be dense in
-        memory. Releases the interpreter's lock.
+        The tables are those of `csrc_triton.tables.RowTables` and of `GradientRuns`; `slots` is the
+        length of `offsets` and `snapshot`, `multipliers` are the checksum's, one for each slot of
+        the widest row. `wanted` has WHOLE_WEIGHT and WHOLE_GRAD where these are read in full. The
+        reader keeps the snapshot, the counts and the runs, and makes a table of its own from
+        `offsets`.
         """
-        ...
-
-    def fill_gradient_runs(
-        self,
-        rows: int,
-        runs: int,
-        offset_bytes: int,
-        addresses: NDArray[np.int64],
-        first: NDArray[np.int64],
-        offsets: NDArray[np.integer[Any]],
-        codes: NDArray[np.uint8],
-        applied: NDArray[np.float64],
-        sums: NDArray[np.float64],
-        maxima: NDArray[np.float32],
-    ) -> None:
-        """Replace the gradient columns of rows with runs; the tables are of `GradientRuns`."""
         ...
 
     def add_norm(self, gradient: torch.Tensor, cells: list[NDArray[np.float64] | None]) -> bool:
@@ -141,9 +199,63 @@ class NativeModule(Protocol):
         """
         ...
 
+    def sum_of_squares(self, tensor: torch.Tensor) -> float | None:
+        """Return the sum of squares; None for a tensor that is not dense in the CPU's memory."""
+        ...
+
+    def farthest_jump(
+        self,
+        slots: int,
+        matrices: int,
+        kept: int,
+        parameters: int,
+        value_bytes: int,
+        steps: float,
+        floor: float,
+        snapshot: NDArray[np.floating[Any]],
+        begins: NDArray[np.int64],
+        index: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        sums: NDArray[np.float64],
+        before: NDArray[np.float64],
+        ratios: NDArray[np.float64],
+    ) -> list[float]:
+        """Return distance, expected distance and row; see `WeightJumps`.
+
+        Matrix i has the elements `index[begins[i]:begins[i + 1]]` of `snapshot` and row `rows[i]`.
+        `before` and `ratios`, its elements and update ratio then, are replaced.
+        """
+        ...
+
+    def idle_lane(
+        self,
+        fallback: tuple[Callable[..., None], ...],
+        optimizers: int,
+        most_losses: int,
+        optimizer_phase: int,
+        other_phase: int,
+    ) -> IdleLane:
+        """Return a lane that passes calls on to `fallback`, in the order of its methods.
+
+        An optimizer step is counted for up to `optimizers` in each step. The phases are those
+        during and after an optimizer step.
+        """
+        ...
+
+    def gain_hooks(
+        self,
+        blocks: int,
+        fallback: Callable[[torch.Tensor, list[tuple[int, int]]], None],
+    ) -> GainHooks:
+        """Return hooks for so many blocks.
+
+        `fallback` is called for a gradient that they cannot read, with blocks and sides.
+        """
+        ...
+
 
 WHOLE_WEIGHT, WHOLE_GRAD = 1, 2
-"""Bits of `fill_exact_columns`."""
+"""Bits of `wanted` in `row_reader`."""
 
 
 @dataclass(frozen=True)

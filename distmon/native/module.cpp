@@ -7,14 +7,16 @@ namespace {
 PyMethodDef functions[] = {
     {"place_reader", place_reader, METH_VARARGS,
      "place_reader(parameters, attributes, device, numels, out) -> PlaceReader"},
-    {"take_snapshot", take_snapshot, METH_VARARGS, "Copy the sampled weights."},
-    {"fill_sampled_rows", fill_sampled_rows, METH_VARARGS, "Fill every column of every row."},
-    {"fill_exact_columns", fill_exact_columns, METH_VARARGS,
-     "Replace sampled columns of chosen weights and gradients by those of all elements."},
-    {"fill_gradient_runs", fill_gradient_runs, METH_VARARGS,
-     "Replace the sampled gradient columns by those of the runs of gradients."},
+    {"row_reader", row_reader, METH_VARARGS, "row_reader(places, ...) -> RowReader"},
     {"add_norm", add_norm, METH_VARARGS,
      "add_norm(gradient, cells) -> bool: whether the gradient was read and its norm added."},
+    {"sum_of_squares", sum_of_squares, METH_O,
+     "sum_of_squares(tensor) -> float, or None for one that is not plain memory."},
+    {"farthest_jump", farthest_jump, METH_VARARGS,
+     "Distance, expected distance and row of the matrix farthest beyond its updates."},
+    {"gain_hooks", gain_hooks, METH_VARARGS, "gain_hooks(blocks, fallback) -> GainHooks"},
+    {"idle_lane", idle_lane, METH_VARARGS,
+     "idle_lane((before_step, after_step, check, step), optimizers, most_losses) -> IdleLane"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -6,15 +6,18 @@
 // place_reader.cpp
 PyObject* place_reader(PyObject* module, PyObject* arguments);
 
-// sampled_rows.cpp
-PyObject* take_snapshot(PyObject* module, PyObject* arguments);
-PyObject* fill_sampled_rows(PyObject* module, PyObject* arguments);
-
-// exact_rows.cpp
-PyObject* fill_exact_columns(PyObject* module, PyObject* arguments);
-
-// gradient_runs.cpp
-PyObject* fill_gradient_runs(PyObject* module, PyObject* arguments);
+// row_reader.cpp
+PyObject* row_reader(PyObject* module, PyObject* arguments);
 
 // gradient_norm.cpp
 PyObject* add_norm(PyObject* module, PyObject* arguments);
+PyObject* sum_of_squares(PyObject* module, PyObject* tensor);
+
+// gain_hooks.cpp
+PyObject* gain_hooks(PyObject* module, PyObject* arguments);
+
+// weight_jumps.cpp
+PyObject* farthest_jump(PyObject* module, PyObject* arguments);
+
+// idle_lane.cpp
+PyObject* idle_lane(PyObject* module, PyObject* arguments);

@@ -1,5 +1,5 @@
 // PlaceReader: where the weights or gradients of all parameters lie now, without a Python object for
-// each gradient. The only file that includes torch's headers; see torch_tensors.h.
+// each gradient. The only file that includes torch's Python headers; see torch_tensors.h.
 //
 // A reader holds Python tensors and unpacks them in every read. It must not hold their at::Tensors:
 // `torch.utils.swap_tensors` replaces the C++ tensor behind a Python one, and refuses to do so while
@@ -14,13 +14,27 @@
 
 #include "buffers.h"
 #include "guard.h"
+#include "lists.h"
 #include "native.h"
+#include "places.h"
+#include "python_tensors.h"
 #include "slot_reader.h"
 #include "tensor_memory.h"
 #include "tensor_row.h"
 #include "torch_tensors.h"
 
 namespace {
+
+// A tensor that another thread may give other memory to (`tensor.data = ...`): the memory is kept
+// as well.
+struct KeptTensor {
+  explicit KeptTensor(at::Tensor kept)
+      : tensor(std::move(kept)),
+        storage(tensor.defined() && tensor.has_storage() ? tensor.storage() : c10::Storage()) {}
+
+  at::Tensor tensor;
+  c10::Storage storage;
+};
 
 // Most of the time goes to waiting for memory, because a training step has emptied the caches. So
 // each step on the way to a tensor is made for a block of rows before the next step, and prefetches
@@ -64,17 +78,42 @@ class PlaceReader {
     return true;
   }
 
-  // A list of the rows that it left to Python.
-  PyObject* read(bool of_grad) {
-    PyObject* unread = PyList_New(0);
+  // Appends the rows that it left to Python.
+  void read(bool of_grad, std::vector<int64_t>& unread) {
     SlotReader slots;
-    for (size_t first = 0; unread != nullptr && first < sources_.size(); first += block_rows) {
-      const size_t count = std::min(block_rows, sources_.size() - first);
-      if (!read_block(first, count, of_grad, slots, unread)) {
-        Py_CLEAR(unread);
-      }
+    for (size_t first = 0; first < sources_.size(); first += block_rows) {
+      read_block(first, std::min(block_rows, sources_.size() - first), of_grad, slots, unread);
     }
-    return unread;
+  }
+
+  // Keeps what `read` finds in a row alive.
+  void keep(int64_t row, bool of_grad, std::vector<KeptTensor>& kept) {
+    const Source& source = sources_.at(row);
+    if (source.parameter == nullptr) {
+      return;
+    }
+    at::Tensor tensor = THPVariable_Unpack(source.parameter);
+    if (source.attribute == nullptr) {
+      kept.emplace_back(of_grad ? grad_of(tensor) : tensor);
+      return;
+    }
+    SlotReader slots;
+    PyObject* const outer = of_grad ? THPVariable_Wrap(grad_of(tensor)) : Py_NewRef(source.parameter);
+    PyObject* const inner = outer == nullptr ? nullptr : slots.read(outer, source.attribute);
+    if (inner != nullptr && is_tensor(inner)) {
+      kept.emplace_back(THPVariable_Unpack(inner));
+    }
+    PyErr_Clear();
+    Py_XDECREF(inner);
+    Py_XDECREF(outer);
+  }
+
+  int64_t rows() const {
+    return static_cast<int64_t>(sources_.size());
+  }
+
+  const int64_t* out() const {
+    return out_;
   }
 
   PyObject* parameters() const {
@@ -82,8 +121,8 @@ class PlaceReader {
   }
 
  private:
-  // False only when Python raised.
-  bool read_block(size_t first, size_t count, bool of_grad, SlotReader& slots, PyObject* unread) {
+  void read_block(
+      size_t first, size_t count, bool of_grad, SlotReader& slots, std::vector<int64_t>& unread) {
     Row rows[block_rows];
     const auto each = [&](const auto& step) {
       for (size_t i = 0; i < count; ++i) {
@@ -104,11 +143,10 @@ class PlaceReader {
     }
     each([](Row& row) { row.prefetch_storage(); });
     for (size_t i = 0; i < count; ++i) {
-      if (!rows[i].write(device_, out_ + (first + i) * columns) && !append(unread, first + i)) {
-        return false;
+      if (!rows[i].write(device_, out_ + (first + i) * columns)) {
+        unread.push_back(static_cast<int64_t>(first + i));
       }
     }
-    return true;
   }
 
   template <typename Each>
@@ -126,13 +164,6 @@ class PlaceReader {
       each_with([](Row& row) { row.find_grad(); });
     }
     each_with([&](Row& row) { row.open_attribute(slots, of_grad); });
-  }
-
-  static bool append(PyObject* list, size_t number) {
-    PyObject* const item = PyLong_FromSize_t(number);
-    const bool appended = item != nullptr && PyList_Append(list, item) == 0;
-    Py_XDECREF(item);
-    return appended;
   }
 
   PyObject* parameters_;  // tuple of tensors; what is not a tensor is left to Python
@@ -154,12 +185,18 @@ PlaceReader& reader_of(PyObject* self) {
   return *reinterpret_cast<ReaderObject*>(self)->reader;
 }
 
+PyObject* read(PyObject* self, bool of_grad) {
+  std::vector<int64_t> unread;
+  reader_of(self).read(of_grad, unread);
+  return list_of(unread);
+}
+
 PyObject* read_weights(PyObject* self, PyObject*) {
-  return guarded([&] { return reader_of(self).read(false); });
+  return guarded([&] { return read(self, false); });
 }
 
 PyObject* read_grads(PyObject* self, PyObject*) {
-  return guarded([&] { return reader_of(self).read(true); });
+  return guarded([&] { return read(self, true); });
 }
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
@@ -223,21 +260,45 @@ PyObject* place_reader(PyObject*, PyObject* arguments) {
   return guarded([&] { return new_reader(arguments); });
 }
 
+bool is_place_reader(PyObject* object) {
+  return Py_IS_TYPE(object, &reader_type);
+}
+
+int64_t places_count(PyObject* reader) {
+  return reader_of(reader).rows();
+}
+
+const int64_t* read_places(PyObject* reader, bool of_grad, std::vector<int64_t>& unread) {
+  reader_of(reader).read(of_grad, unread);
+  return reader_of(reader).out();
+}
+
+std::shared_ptr<void> keep_tensors(
+    PyObject* reader, const std::vector<int64_t>& weights, const std::vector<int64_t>& grads) {
+  auto kept = std::make_shared<std::vector<KeptTensor>>();
+  kept->reserve(weights.size() + grads.size());
+  for (const int64_t row : weights) {
+    reader_of(reader).keep(row, false, *kept);
+  }
+  for (const int64_t row : grads) {
+    reader_of(reader).keep(row, true, *kept);
+  }
+  return kept;
+}
+
 bool find_cpu_memory(PyObject* object, TensorMemory& memory) noexcept {
   try {
-    if (!is_tensor(object)) {
-      return false;
-    }
-    const c10::TensorImpl& tensor = *THPVariable_Unpack(object).unsafeGetTensorImpl();
-    if (!is_strided_memory(tensor) || !tensor.device().is_cpu() || !tensor.is_contiguous() ||
-        !has_elements(tensor) ||
-        !find_code(c10::typeMetaToScalarType(tensor.dtype()), memory.code)) {
-      return false;
-    }
-    memory.address = address_of(tensor);
-    memory.numel = tensor.numel();
-    return true;
+    return is_tensor(object) &&
+        find_memory(*THPVariable_Unpack(object).unsafeGetTensorImpl(), memory);
   } catch (...) {
     return false;
   }
+}
+
+const at::Tensor* tensor_of(PyObject* object) {
+  return is_tensor(object) ? &THPVariable_Unpack(object) : nullptr;
+}
+
+PyObject* wrap_tensor(const at::Tensor& tensor) {
+  return THPVariable_Wrap(tensor);
 }

@@ -1,41 +1,120 @@
-// All sampled columns of all parameters in one pass; see csrc_triton/sampled_stats.py, which defines
-// them.
+// All sampled columns of all parameters in one pass.
 
-#include <Python.h>
+#include "sampled_rows.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 
-#include "buffers.h"
-#include "guard.h"
-#include "native.h"
+#include "element_values.h"
 #include "row_layout.h"
 #include "running_totals.h"
-#include "samples.h"
 
 namespace {
 
-struct Outputs {
-  double* sums;
-  float* maxima;
-  double* bins;  // nullptr: no histogram
-  int64_t* checksums;
+// A group of samples is taken in by pieces of this many; the default sample has 128 in a group.
+constexpr int piece = 128;
+static_assert(piece % run == 0 && run % lanes == 0);
+
+// Entries that are asked for early: samples lie all over memory, so most of the time is spent on
+// waiting for them. It made no difference whether 16 or 256.
+constexpr int64_t ahead = 64;
+
+// Asks for the memory of the samples in the order in which they are read, over the ends of rows.
+class Prefetcher {
+ public:
+  Prefetcher(const SampledRow* rows, int64_t count, bool grads)
+      : rows_(rows), count_(count), grads_(grads) {
+    advance(ahead);
+  }
+
+  void advance(int64_t entries) {
+    while (entries > 0 && row_ < count_) {
+      const SampledRow& row = rows_[row_];
+      const int64_t here = std::min(entries, row.weight_at.entries - entry_);
+      ask(row.weight, row.weight_code, row.weight_at, here);
+      if (grads_ && row.grad != 0) {
+        ask(row.grad, row.grad_code, row.grad_at, here);
+      }
+      entries -= here;
+      entry_ += here;
+      if (entry_ == row.weight_at.entries) {
+        entry_ = 0;
+        ++row_;
+      }
+    }
+  }
+
+ private:
+  // Inlined, because compilers drop a call that does nothing else.
+  __attribute__((always_inline)) void ask(
+      int64_t address, int64_t code, const SampleTable& table, int64_t entries) const {
+    const auto* const memory = reinterpret_cast<const char*>(address);
+    const int64_t size = bytes_of(code), end = std::min(entry_ + entries, table.entries);
+    for (int64_t i = entry_; i < end; ++i) {
+      __builtin_prefetch(memory + table[i] * size);
+    }
+  }
+
+  const SampledRow* rows_;
+  int64_t count_;
+  bool grads_;
+  int64_t row_ = 0, entry_ = 0;
 };
 
+// Reads `count` elements from `entry` on, then `padding` up to a multiple of lanes.
 template <typename Value>
-void snapshot_row(const Tables& tables, int64_t row, Value* snapshot) {
-  const int64_t width = tables.widths[row];
-  Value* const kept = snapshot + tables.starts[row];
-  const Samples weights = weights_of(tables, row);
-  for_each_piece(
-      width, tables.group_counts + row * layout::groups,
-      [&](int64_t slot, int count) {
-        Value w[piece];
-        weights.read(slot, count, Value(0), w);
-        std::copy_n(w, count, kept + slot);  // unused slots are never read
-      },
-      [](int) {});
+void read_samples(
+    int64_t address, int64_t code, const SampleTable& table, int64_t entry, int count,
+    Value padding, Value* out) {
+  with_reader(address, code, [&](auto element) {
+    if (!table.in_runs) {
+      for (int i = 0; i < count; ++i) {
+        out[i] = static_cast<Value>(element(table[entry + i]));
+      }
+      return;
+    }
+    int i = 0;
+    for (; i + run <= count; i += run, ++entry) {
+      const int64_t first = table[entry];
+      for (int k = 0; k < run; ++k) {
+        out[i + k] = static_cast<Value>(element(first + k));
+      }
+    }
+    for (int k = 0; i + k < count; ++k) {
+      out[i + k] = static_cast<Value>(element(table[entry] + k));
+    }
+  });
+  for (int i = count; i % lanes; ++i) {
+    out[i] = padding;
+  }
+}
+
+// A piece of the used slots of one group.
+struct Piece {
+  int64_t slot;          // in the row of the snapshot
+  int64_t group, first;  // the same slot within its group
+  int64_t weight_entry, grad_entry;
+  int count;
+};
+
+// Calls `visit(piece)` for every piece, and `next(group)` after each group.
+template <typename Visit, typename Next>
+void for_each_piece(const SampledRow& row, Visit visit, Next next) {
+  int64_t weight_entry = 0, grad_entry = 0;
+  for (int group = 0; group < layout::groups; ++group) {
+    const int64_t used = row.counts[group];
+    for (int64_t first = 0; first < used; first += piece) {
+      visit(Piece{
+          group * row.width + first, group, first,
+          weight_entry + row.weight_at.entries_of(first),
+          grad_entry + row.grad_at.entries_of(first),
+          static_cast<int>(std::min<int64_t>(piece, used - first))});
+    }
+    weight_entry += row.weight_at.entries_of(used);
+    grad_entry += row.grad_at.entries_of(used);
+    next(group);
+  }
 }
 
 // What one step changed: its sums, and what of it rounding may have swallowed.
@@ -148,42 +227,31 @@ void write_maxima(const SampleTotals<Value>& totals, const Factors& factors, flo
   maxima[layout::u_absmax] = factors.updates > 0 ? totals.updates.totals.largest() : lowest;
 }
 
-// Of the checksum: a line for each group. They do not depend on how wide a row is on this rank.
-struct Multipliers {
-  const int64_t* table;
-  int64_t widest;
-
-  const int64_t* at(int64_t slot, int64_t width) const {
-    return table + slot / width * widest + slot % width;
-  }
-};
-
 template <typename Value>
 void fill_row(
-    const Tables& tables, int64_t row, const Value* snapshot, const Multipliers& multipliers,
-    double half_ulp, double taken, const Outputs& out) {
-  const Factors factors = {
-      taken, tables.address_row(row)[layout::grad] != 0 ? taken : 0.0, half_ulp};
-  const Value* const kept = snapshot + tables.starts[row];
-  const Samples weights = weights_of(tables, row), grads = grads_of(tables, row);
-  double* const sums = out.sums + row * layout::sum_columns;
+    const SampledRow& row, const Value* kept, const Multipliers& multipliers, double half_ulp,
+    double taken, const RowOutputs& out, Prefetcher& prefetcher) {
+  const Factors factors = {taken, row.grad != 0 ? taken : 0.0, half_ulp};
+  double* const sums = out.sums;
   std::fill_n(sums, layout::sum_columns, 0.0);
   constexpr Value nan = std::numeric_limits<Value>::quiet_NaN();
   SampleTotals<Value> totals;
   for_each_piece(
-      tables.widths[row], tables.group_counts + row * layout::groups,
-      [&](int64_t slot, int count) {
+      row,
+      [&](const Piece& at) {
         Value w[piece], g[piece], moved[piece];
-        const int full = (count + lanes - 1) / lanes * lanes;
-        weights.read(slot, count, nan, w);
-        totals.checksum += checksum_of(w, multipliers.at(slot, tables.widths[row]), count);
+        const int count = at.count, full = (count + lanes - 1) / lanes * lanes;
+        prefetcher.advance(row.weight_at.entries_of(count));
+        read_samples(row.weight, row.weight_code, row.weight_at, at.weight_entry, count, nan, w);
+        totals.checksum += checksum_of(
+            w, multipliers.table + at.group * multipliers.widest + at.first, count);
         for (int i = 0; i < count; ++i) {
-          moved[i] = w[i] - kept[slot + i];
+          moved[i] = w[i] - kept[at.slot + i];
         }
         std::fill(moved + count, moved + full, Value(0));
         totals.weights.add(w, full);
         if (factors.grads > 0) {
-          grads.read(slot, count, nan, g);
+          read_samples(row.grad, row.grad_code, row.grad_at, at.grad_entry, count, nan, g);
           totals.grads.add(g, full);
           if (out.bins != nullptr) {
             totals.histogram.add(g, full);
@@ -201,96 +269,53 @@ void fill_row(
         sums[layout::u_sq + group] = times(taken, totals.updates.totals.take_squares());
       });
   write_sums(totals, factors, sums);
-  write_maxima(totals, factors, out.maxima + row * layout::max_columns);
+  write_maxima(totals, factors, out.maxima);
   if (out.bins != nullptr) {
-    totals.histogram.write(
-        factors.grads, totals.nonfinite_grads(), out.bins + row * layout::bins);
+    totals.histogram.write(factors.grads, totals.nonfinite_grads(), out.bins);
   }
-  out.checksums[row] = static_cast<int64_t>(totals.checksum);
-}
-
-PyObject* snapshot_arrays(PyObject* arguments) {
-  PyObject *addresses, *starts, *widths, *group_counts, *snapshot;
-  int offset_bytes, value_bytes;
-  Py_ssize_t rows, slots;
-  if (!PyArg_ParseTuple(
-          arguments, "nniiOOOOO", &rows, &slots, &offset_bytes, &value_bytes, &addresses, &starts,
-          &widths, &group_counts, &snapshot)) {
-    return nullptr;
-  }
-  Buffers buffers;
-  const Tables tables = {
-      buffers.read<int64_t>(addresses, rows * layout::address_columns),
-      buffers.read<int64_t>(starts, rows),
-      buffers.read<int32_t>(widths, rows),
-      buffers.read<int32_t>(group_counts, rows * layout::groups),
-      offset_bytes};
-  const auto keep_in = [&](auto* kept) {
-    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
-      if (row + 1 < rows) {
-        weights_of(tables, row + 1).ask_for_piece(0);
-      }
-      snapshot_row(tables, row, kept);
-    }
-  };
-  if (value_bytes == sizeof(double)) {
-    keep_in(buffers.write<double>(snapshot, slots));
-  } else {
-    keep_in(buffers.write<float>(snapshot, slots));
-  }
-  return buffers.failed() ? nullptr : Py_NewRef(Py_None);
-}
-
-PyObject* fill_arrays(PyObject* arguments) {
-  PyObject *addresses, *starts, *widths, *group_counts, *snapshot;
-  PyObject *half_ulp, *multipliers, *applied, *sums, *maxima, *bins, *checksums;
-  int offset_bytes, value_bytes;
-  Py_ssize_t rows, slots, widest;
-  if (!PyArg_ParseTuple(
-          arguments, "nniiOOOOOnOOOOOOO", &rows, &slots, &offset_bytes, &value_bytes, &addresses,
-          &starts, &widths, &group_counts, &snapshot, &widest, &half_ulp, &multipliers, &applied,
-          &sums, &maxima, &bins, &checksums)) {
-    return nullptr;
-  }
-  Buffers buffers;
-  const Tables tables = {
-      buffers.read<int64_t>(addresses, rows * layout::address_columns),
-      buffers.read<int64_t>(starts, rows),
-      buffers.read<int32_t>(widths, rows),
-      buffers.read<int32_t>(group_counts, rows * layout::groups),
-      offset_bytes};
-  const auto* halves = buffers.read<double>(half_ulp, rows);
-  const Multipliers factors = {
-      buffers.read<int64_t>(multipliers, widest * layout::groups), widest};
-  const auto* taken = buffers.read<double>(applied, rows);
-  const Outputs out = {
-      buffers.write<double>(sums, rows * layout::sum_columns),
-      buffers.write<float>(maxima, rows * layout::max_columns),
-      bins == Py_None ? nullptr : buffers.write<double>(bins, rows * layout::bins),
-      buffers.write<int64_t>(checksums, rows)};
-  const auto compare_with = [&](const auto* kept) {
-    for (Py_ssize_t row = 0; row < rows && !buffers.failed(); ++row) {
-      if (row + 1 < rows) {
-        weights_of(tables, row + 1).ask_for_piece(0);
-        grads_of(tables, row + 1).ask_for_piece(0);
-      }
-      fill_row(tables, row, kept, factors, halves[row], taken[row], out);
-    }
-  };
-  if (value_bytes == sizeof(double)) {
-    compare_with(buffers.read<double>(snapshot, slots));
-  } else {
-    compare_with(buffers.read<float>(snapshot, slots));
-  }
-  return buffers.failed() ? nullptr : Py_NewRef(Py_None);
+  *out.checksums = static_cast<int64_t>(totals.checksum);
 }
 
 }  // namespace
 
-PyObject* take_snapshot(PyObject*, PyObject* arguments) {
-  return guarded([&] { return snapshot_arrays(arguments); });
+template <typename Value>
+void take_snapshot(const SampledRow* rows, int64_t count, Value* snapshot) {
+  Prefetcher prefetcher(rows, count, false);
+  for (const SampledRow* row = rows; row < rows + count; ++row) {
+    Value* const kept = snapshot + row->start;
+    for_each_piece(
+        *row,
+        [&](const Piece& at) {
+          Value w[piece];
+          prefetcher.advance(row->weight_at.entries_of(at.count));
+          read_samples(
+              row->weight, row->weight_code, row->weight_at, at.weight_entry, at.count, Value(0),
+              w);
+          std::copy_n(w, at.count, kept + at.slot);  // unused slots are never read
+        },
+        [](int) {});
+  }
 }
 
-PyObject* fill_sampled_rows(PyObject*, PyObject* arguments) {
-  return guarded([&] { return fill_arrays(arguments); });
+template <typename Value>
+void fill_sampled_rows(
+    const SampledRow* rows, int64_t count, const Value* snapshot, const Multipliers& multipliers,
+    const double* half_ulp, const double* applied, const RowOutputs& out) {
+  Prefetcher prefetcher(rows, count, true);
+  for (int64_t i = 0; i < count; ++i) {
+    const RowOutputs here = {
+        out.sums + i * layout::sum_columns, out.maxima + i * layout::max_columns,
+        out.bins == nullptr ? nullptr : out.bins + i * layout::bins, out.checksums + i};
+    fill_row(
+        rows[i], snapshot + rows[i].start, multipliers, half_ulp[i], applied[i], here, prefetcher);
+  }
 }
+
+template void take_snapshot(const SampledRow*, int64_t, float*);
+template void take_snapshot(const SampledRow*, int64_t, double*);
+template void fill_sampled_rows(
+    const SampledRow*, int64_t, const float*, const Multipliers&, const double*, const double*,
+    const RowOutputs&);
+template void fill_sampled_rows(
+    const SampledRow*, int64_t, const double*, const Multipliers&, const double*, const double*,
+    const RowOutputs&);

@@ -30,9 +30,20 @@ def why_not_trusted(path: Path, user: int | None = None) -> str | None:
             continue
         if found.st_mode & stat.S_IWOTH:
             return f"everybody can write to {each}"
+        # With an access control list the bits of the group stand for everybody that it names.
+        listed = found.st_mode & stat.S_IWGRP and _has_access_list(each)
+        if listed:
+            return f"an access control list lets others write to {each}"
         if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, user):
             return f"group {found.st_gid} can write to {each}"
     return None
+
+
+def _has_access_list(path: Path) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except (OSError, AttributeError):  # a file system or platform without them
+        return False
 
 
 def _is_private(group: int, user: int) -> bool:

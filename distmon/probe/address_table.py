@@ -41,7 +41,8 @@ class AddressTable:
         self._translated: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
         self._numbers = np.zeros((len(shards), len(ADDRESS_COLUMNS)), dtype=np.int64)
         self.strided: dict[What, dict[int, torch.Tensor]] = {"weight": {}, "grad": {}}
-        """Tensors that are not contiguous, by row, as of the last refresh."""
+        """Tensors that are not contiguous, by row, from a refresh to `release`."""
+        self._has_strided: set[What] = set()
         weights = [s.weight() for s in shards]
         self.device = weights[0].device
         for shard, weight in zip(shards, weights, strict=True):
@@ -76,7 +77,7 @@ class AddressTable:
         """Return the table for a pass that reads memory in order, as of the last refresh.
 
         Order does not matter to sums, so a transposed tensor is read as it lies. Only a view with
-        gaps is copied; the copies live until the next call.
+        gaps is copied; the copies live until the next call, or `release`.
         """
         self._copies = {}
         for what, tensors in self.strided.items():
@@ -92,19 +93,28 @@ class AddressTable:
         self._upload(table, numbers)
         return table
 
+    def release(self) -> None:
+        """Let go of tensors: a gradient that training has cleared must not stay in memory.
+
+        Kernels that read them were launched on the stream that will use their memory next.
+        """
+        self.strided = {"weight": {}, "grad": {}}
+        self._copies = {}
+
     def _update(self, what: What) -> bool:
         """Bring the numbers up to date; return False when nothing has changed."""
         unsure = what in self._unsure
         self._unsure.add(what)
         # An equal place may have other strides, so strided tensors are read every time.
-        if not self._places.update(what) and not self.strided[what] and not unsure:
+        had_strided = what in self._has_strided
+        if not self._places.update(what) and not had_strided and not unsure:
             return False
         if unsure:
             self._kinds.pop(what, None)
         places, first = self._places.places[what], ADDRESS[what]
         self._numbers[:, first] = places[:, ADDRESS_OF]
         kinds = places[:, CODE:].tobytes()
-        if kinds == self._kinds.get(what) and not self.strided[what]:
+        if kinds == self._kinds.get(what) and not had_strided:
             return True
         self._kinds[what] = kinds
         codes = np.maximum(places[:, CODE], 0)
@@ -115,6 +125,7 @@ class AddressTable:
             row: self._tensor(what, row)
             for row in np.flatnonzero(places[:, CONTIGUOUS] == 0).tolist()
         }
+        (self._has_strided.add if self.strided[what] else self._has_strided.discard)(what)
         for row, tensor in self.strided[what].items():
             self._numbers[row, first + 2] = self._strided_offsets(row, tensor)
         return True
@@ -135,11 +146,7 @@ class AddressTable:
             raise ValueError("a strided view reaches beyond 2**31 elements of its storage")
         key = (row, tensor.stride())
         if key not in self._translated:
-            places = torch.unravel_index(offsets.long(), tensor.shape)
-            memory = torch.zeros_like(offsets, dtype=torch.int64)
-            for place, stride in zip(places, tensor.stride(), strict=True):
-                memory += place * stride
-            self._translated[key] = memory.to(offsets.dtype)
+            self._translated[key] = in_memory_order(offsets, tensor).to(offsets.dtype)
         return self._translated[key].data_ptr()
 
     def _upload(self, out: torch.Tensor, numbers: NDArray[np.int64]) -> None:
@@ -157,6 +164,15 @@ class AddressTable:
         buffer.copy_(source)
         out.copy_(buffer, non_blocking=True)
         self._staging.append((buffer, DeviceMark(self.device)))
+
+
+def in_memory_order(offsets: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return where the elements at flat `offsets` of a strided tensor lie, int64."""
+    places = torch.unravel_index(offsets.long(), tensor.shape)
+    memory = torch.zeros_like(offsets, dtype=torch.int64)
+    for place, stride in zip(places, tensor.stride(), strict=True):
+        memory += place * stride
+    return memory
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

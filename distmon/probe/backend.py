@@ -43,6 +43,10 @@ class Probe(Protocol):
 
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None: ...
 
+    def count_nonfinite(self) -> torch.Tensor:
+        """Return the counts of `nonfinite_counts`; waits for the device once."""
+        ...
+
 
 def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) -> Probe:
     """The probe for this plan.

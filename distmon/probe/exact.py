@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import torch
 
@@ -100,6 +101,10 @@ def count_whole_gradients(shards: Sequence[Shard], rows: Rows, parameters: Itera
         rows.sums[i, SUM["whole_count"]] = shards[i].weight().numel()
         if grad is not None:
             rows.sums[i, SUM["whole_nonzero"]] = torch.count_nonzero(grad)
+
+
+NONFINITE: Final = ("w_nan", "w_inf", "g_nan", "g_inf")
+"""Columns of the counts of NaN and Inf, in the order of `nonfinite_counts`."""
 
 
 def nonfinite_counts(shards: Sequence[Shard]) -> torch.Tensor:

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from csrc_triton.address_layout import dtype_set
 from csrc_triton.row_layout import GROUPS
 from distmon.layout import Shard
-from distmon.native import WHOLE_GRAD, WHOLE_WEIGHT, NativeModule
-from distmon.probe.address_table import AddressTable
-from distmon.probe.exact import count_whole_gradients
+from distmon.native import WHOLE_GRAD, WHOLE_WEIGHT, Missing, NativeModule, RowReader
+from distmon.probe.address_table import in_memory_order, is_dense
+from distmon.probe.exact import count_whole_gradients, nonfinite_counts
 from distmon.probe.plan_rows import rows_by_parameter
 from distmon.probe.rows import Rows
-from distmon.probe.strided_runs import RunsByStrides
+from distmon.probe.strided_runs import MemoryRuns, RunsByStrides
+from distmon.probe.tensor_places import What, place_of, row_readers, tensors_to_follow
 from distmon.probe.torch_probe import odd_multipliers
 from distmon.sampling.plan import SamplePlan
 
@@ -22,92 +24,139 @@ from distmon.sampling.plan import SamplePlan
 class NativeProbe:
     """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it.
 
-    Reads by address, so it keeps the interpreter lock: nobody can free a gradient meanwhile. That
-    takes a millisecond for a hundred parameters.
+    One call of the compiled reader each, which finds all tensors and reads them. It keeps the
+    interpreter lock meanwhile, so that nobody can free a gradient: a few milliseconds at most.
+    Tensors that it cannot find, or that are not contiguous, are found here first.
     """
 
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard], native: NativeModule) -> None:
+        if plan.device.type != "cpu" or any(not s.weight().is_cpu for s in shards):
+            raise ValueError(f"it reads CPU memory, not that of {plan.device}")
+        dtype_set(s.weight().dtype for s in shards)  # names a dtype that cannot be read
         self._shards = shards
-        self._native = native
-        rows = rows_by_parameter(plan, len(shards))
-        self._addresses = AddressTable(shards, rows.offsets, native)
-        if self._addresses.device.type != "cpu" or plan.device.type != "cpu":
-            raise ValueError(f"it reads CPU memory, not that of {self._addresses.device}")
+        self._finders = row_readers(shards)
         self._runs = RunsByStrides(plan.gradient_runs)
-        self._numels = np.array([s.weight().numel() for s in shards], dtype=np.int64)
-        self._wanted = np.zeros(len(shards), dtype=np.uint8)
-        self._wanted[plan.whole_weights] |= WHOLE_WEIGHT
-        self._wanted[plan.whole_gradients] |= WHOLE_GRAD
-        self._in_full = np.flatnonzero(self._wanted).tolist()
         self._bins_in_full = plan.reading.whole_weights
+        self._rows = rows_by_parameter(plan, len(shards))
+        self._translated: dict[tuple[What, int, tuple[int, ...]], torch.Tensor] = {}
+        self.without_grad: list[int] = []
+        """Parameters of which the last `measure` read no gradient."""
+        self.row_checksums = torch.zeros(len(shards), dtype=torch.int64)
+        self._checksums = self.row_checksums.numpy()
+        self._reader = self._make_reader(plan, native)
+
+    def _make_reader(self, plan: SamplePlan, native: NativeModule) -> RowReader:
+        rows, runs = self._rows, plan.gradient_runs
+        wanted = np.zeros(len(self._shards), dtype=np.uint8)
+        wanted[plan.whole_weights] |= WHOLE_WEIGHT
+        wanted[plan.whole_gradients] |= WHOLE_GRAD
         widest = int(rows.widths.max(initial=0))
         multipliers = odd_multipliers(widest * GROUPS, plan.device).view(widest, GROUPS)
-        self._tables = (
-            len(shards),
+        return native.row_reader(
+            tensors_to_follow(self._shards, native),
             plan.snapshot.numel(),
             plan.offsets.element_size(),
-            plan.snapshot.element_size(),
-            self._addresses.table.numpy(),
             rows.starts,
             rows.widths,
             rows.group_counts.numpy(),
+            plan.offsets.numpy(),
+            plan.snapshot.element_size(),
             plan.snapshot.numpy(),
+            widest,
+            rows.half_ulp.numpy(),
+            multipliers.T.contiguous().numpy(),
+            len(runs.codes),
+            runs.offsets.element_size(),
+            runs.first,
+            runs.offsets.numpy(),
+            runs.codes.numpy(),
+            np.array([s.weight().numel() for s in self._shards], dtype=np.int64),
+            wanted,
         )
-        self._constants = (widest, rows.half_ulp.numpy(), multipliers.T.contiguous().numpy())
-        self.row_checksums = torch.zeros(len(shards), dtype=torch.int64)
-
-    @property
-    def without_grad(self) -> list[int]:
-        """Return the parameters of which the last `measure` read no gradient."""
-        return self._addresses.without_grad()
 
     @torch.no_grad()
     def snapshot(self) -> None:
         """Keep the sampled weights as they are now."""
-        self._addresses.refresh(grads=False)
-        self._native.take_snapshot(*self._tables)
+        missing = self._reader.snapshot(False)
+        if missing is not None:
+            kept = self._place(missing)
+            self._expect_found(self._reader.snapshot(True))
+            del kept
 
     @torch.no_grad()
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
         """Fill `rows` from the weights, gradients and snapshot; see `TorchProbe.measure`."""
-        self._addresses.refresh(grads=True)
-        taken, sums, maxima = applied.numpy(), rows.sums.numpy(), rows.maxima.numpy()
-        bins = None if rows.bins is None else rows.bins.numpy()
-        checksums = self.row_checksums.numpy()
-        self._native.fill_sampled_rows(
-            *self._tables, *self._constants, taken, sums, maxima, bins, checksums
+        out = (
+            torch.get_num_threads(),
+            self._bins_in_full,
+            applied.numpy(),
+            rows.sums.numpy(),
+            rows.maxima.numpy(),
+            None if rows.bins is None else rows.bins.numpy(),
+            self._checksums,
         )
-        runs = self._runs.current(self._addresses.strided["grad"])
-        self._native.fill_gradient_runs(
-            len(self._shards),
-            len(runs.codes),
-            runs.offsets.element_size(),
-            self._addresses.table.numpy(),
-            runs.first,
-            runs.offsets.numpy(),
-            runs.codes.numpy(),
-            taken,
-            sums,
-            maxima,
-        )
-        if self._in_full:
-            # It lets other threads run, so what it reads must outlive whatever they do.
-            kept = [(self._shards[i].weight(), self._shards[i].grad()) for i in self._in_full]
-            addresses = self._addresses.dense().numpy()
-            self._native.fill_exact_columns(
-                torch.get_num_threads(),
-                len(self._shards),
-                addresses,
-                self._numels,
-                self._wanted,
-                taken,
-                sums,
-                maxima,
-                bins if self._bins_in_full else None,
-            )
+        found = self._reader.measure(False, *out)
+        if isinstance(found, tuple):
+            kept = self._place(found)
+            found = self._reader.measure(True, *out)
             del kept
+        self.without_grad = self._expect_found(found)
 
     @torch.no_grad()
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None:
         """Count the non-zero gradients of the given parameters in full."""
         count_whole_gradients(self._shards, rows, parameters)
+
+    def count_nonfinite(self) -> torch.Tensor:
+        """Return `nonfinite_counts` of the shards."""
+        return nonfinite_counts(self._shards)
+
+    def _place(self, missing: Missing) -> list[torch.Tensor]:
+        """Tell the reader where these tensors are; return them, to be kept while it reads."""
+        kept: list[torch.Tensor] = []
+        both: tuple[tuple[What, list[int]], ...] = (("weight", missing[0]), ("grad", missing[1]))
+        for what, rows in both:
+            for row in rows:
+                tensor = self._finders[what][row]()  # names what is wrong with it
+                address, code, contiguous = place_of(tensor)
+                dense = address
+                slots: torch.Tensor | None = None
+                runs: MemoryRuns = (None, None)
+                if tensor is not None:
+                    kept.append(tensor)
+                if tensor is not None and not contiguous:
+                    if not is_dense(tensor):
+                        kept.append(tensor.contiguous())
+                        dense = kept[-1].data_ptr()
+                    slots = self._slots_in_memory(what, row, tensor)
+                    runs = self._runs.of_row(row, tensor) if what == "grad" else runs
+                self._reader.place(
+                    what == "grad",
+                    row,
+                    address,
+                    dense,
+                    code,
+                    0 if slots is None else slots.element_size(),
+                    None if slots is None else slots.numpy(),
+                    *runs,
+                )
+        return kept
+
+    def _slots_in_memory(self, what: What, row: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the row's offsets in the tensor's memory order; made once for its strides.
+
+        Empty for a row of which no sample is here: it may have runs all the same.
+        """
+        offsets = self._rows.offsets[row]
+        if offsets is None:
+            return torch.empty(0, dtype=torch.int64)
+        key = (what, row, tensor.stride())
+        if key not in self._translated:
+            self._translated[key] = in_memory_order(offsets, tensor).long()
+        return self._translated[key]
+
+    @staticmethod
+    def _expect_found(found: list[int] | Missing | None) -> list[int]:
+        if isinstance(found, tuple):
+            raise RuntimeError("tensors moved while they were being found")
+        return found or []

@@ -36,8 +36,9 @@ def rows_by_parameter(plan: SamplePlan, parameters: int) -> PlanRows:
         where = torch.from_numpy(chunk.rows).to(plan.device)
         counts.index_copy_(0, where, chunk.group_counts)
         half_ulp.index_copy_(0, where, chunk.half_ulp)
-        for k, row in enumerate(chunk.rows):
-            starts[row], widths[row] = begin + k * slots, chunk.width
-            offsets[row] = chunk.offsets[k]
+        starts[chunk.rows] = begin + slots * np.arange(len(chunk.rows))
+        widths[chunk.rows] = chunk.width
+        for row, each in zip(chunk.rows.tolist(), chunk.offsets.unbind(0), strict=True):
+            offsets[row] = each
         begin += chunk.offsets.numel()
     return PlanRows(starts, widths, counts, half_ulp, offsets)

@@ -12,6 +12,8 @@ from distmon.layout import Shard
 
 MEASURED_BYTES: Final = 1 << 26
 """Weights that are read to measure the bandwidth: a few milliseconds on a CPU."""
+MEASURED_TENSORS: Final = 512
+"""Weights that are read at most: of many small ones a part shows what each costs."""
 ASSUMED_BANDWIDTH: Final = 5e9
 """Bytes per second where it cannot be measured."""
 
@@ -28,11 +30,13 @@ def _bandwidth(weights: Sequence[torch.Tensor]) -> float:
     some: list[torch.Tensor] = []
     nbytes = 0
     for weight in weights:
-        if nbytes < MEASURED_BYTES and weight.numel():
+        if nbytes >= MEASURED_BYTES or len(some) == MEASURED_TENSORS:
+            break
+        if weight.numel():
             some.append(weight.reshape(-1)[: MEASURED_BYTES // weight.element_size()])
             nbytes += some[-1].numel() * weight.element_size()
     try:
-        _norms([tensor[:1] for tensor in some])  # loads what the first call would load
+        _norms([tensor[:1] for tensor in some[:1]])  # loads what the first call would load
         begin = time.perf_counter()
         _norms(some)
         return nbytes / max(time.perf_counter() - begin, 1e-9)

@@ -29,7 +29,7 @@ def fill_sparse_gradient(
     nan, inf = take_out_nonfinite(values)
     nonzero = is_nonzero(values).sum(1, dtype=torch.float64)
     wide = values[0].double()
-    share = torch.from_numpy(sample.group_share).to(values.device)
+    share = torch.tensor(sample.group_share).to(values.device)
     part = sample.count / max(1, sample.numel)
     sums = {
         "g_count": torch.full_like(applied, sample.count),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from csrc_triton.address_layout import dtype_code
 from distmon.layout import Shard
-from distmon.native import NativeModule
+from distmon.native import NativeModule, PlaceReader
 
 What = Literal["weight", "grad"]
 Places = NDArray[np.int64]
@@ -87,7 +87,8 @@ class _Reader:
         return tensor
 
 
-def _readers(shards: Sequence[Shard]) -> dict[What, list[_Reader]]:
+def row_readers(shards: Sequence[Shard]) -> dict[What, list[_Reader]]:
+    """Return a reader of every weight and gradient through its shard; see `_Reader`."""
     return {
         "weight": [_Reader("weight", s) for s in shards],
         "grad": [_Reader("grad", s) for s in shards],
@@ -113,16 +114,9 @@ class PlacesByNative:
     """Follows `Shard.paths` in C++, and asks the shard for what cannot be read that way."""
 
     def __init__(self, shards: Sequence[Shard], native: NativeModule) -> None:
-        self._readers = _readers(shards)
+        self._readers = row_readers(shards)
         self._now = np.zeros((len(shards), 3), dtype=np.int64)
-        followed = [_followed(shard) for shard in shards]
-        reader = native.place_reader(
-            [parameter for parameter, _ in followed],
-            [attribute for _, attribute in followed],
-            shards[0].weight().device,
-            np.array([s.weight().numel() for s in shards], dtype=np.int64),
-            self._now,
-        )
+        reader = _place_reader(shards, native, self._now)
         self._read: dict[What, Callable[[], list[int]]] = {
             "weight": reader.read_weights,
             "grad": reader.read_grads,
@@ -147,6 +141,22 @@ class PlacesByNative:
         return True
 
 
+def tensors_to_follow(shards: Sequence[Shard], native: NativeModule) -> PlaceReader:
+    """Return the compiled reader that follows `Shard.paths`; its places are for itself."""
+    return _place_reader(shards, native, np.zeros((len(shards), 3), dtype=np.int64))
+
+
+def _place_reader(shards: Sequence[Shard], native: NativeModule, out: Places) -> PlaceReader:
+    followed = [_followed(shard) for shard in shards]
+    return native.place_reader(
+        [parameter for parameter, _ in followed],
+        [attribute for _, attribute in followed],
+        shards[0].weight().device,
+        np.array([s.weight().numel() for s in shards], dtype=np.int64),
+        out,
+    )
+
+
 def _followed(shard: Shard) -> tuple[torch.Tensor | None, str | None]:
     """Return the parameter that leads to weight and gradient, and its attribute that does."""
     name = shard.paths[0] if shard.paths else ""
@@ -159,7 +169,7 @@ class PlacesByPython:
     """Reads the same from Python: lists, of which only changed columns become numbers."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
-        self._readers = _readers(shards)
+        self._readers = row_readers(shards)
         paths = {s.paths for s in shards}
         path = paths.pop() if len(paths) == 1 else None
         self._parameters = [s.parameters[0] for s in shards] if path else []

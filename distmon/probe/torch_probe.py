@@ -14,7 +14,7 @@ import torch
 from csrc_triton.row_layout import GROUPS, HALF_BINS, SCALAR_COLUMNS
 from distmon.device import to_device
 from distmon.layout import Shard
-from distmon.probe.exact import WholePass, count_whole_gradients
+from distmon.probe.exact import WholePass, count_whole_gradients, nonfinite_counts
 from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
 from distmon.probe.log_bins import histogram_by_row
 from distmon.probe.rows import Rows
@@ -69,6 +69,10 @@ class TorchProbe:
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None:
         """Count the non-zero gradients of the given parameters in full."""
         count_whole_gradients(self._shards, rows, parameters)
+
+    def count_nonfinite(self) -> torch.Tensor:
+        """Return `nonfinite_counts` of the shards."""
+        return nonfinite_counts(self._shards)
 
 
 class _Block:

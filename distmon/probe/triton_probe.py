@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from csrc_triton.address_layout import DTYPE_CODES, dtype_set
 from csrc_triton.exact_stats import ExactTables, fill_exact_columns
 from csrc_triton.gradient_runs import RunTables, fill_run_columns
+from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
 from csrc_triton.sampled_stats import fill_sampled_rows
 from csrc_triton.snapshot import take_snapshot
 from csrc_triton.tables import RowOutputs, RowTables
@@ -18,7 +19,7 @@ from distmon.device import on_device
 from distmon.layout import Shard
 from distmon.native import NativeModule
 from distmon.probe.address_table import AddressTable
-from distmon.probe.exact import count_whole_gradients
+from distmon.probe.exact import NONFINITE, count_whole_gradients
 from distmon.probe.plan_rows import rows_by_parameter
 from distmon.probe.rows import Rows
 from distmon.probe.strided_runs import RunsByStrides
@@ -76,6 +77,7 @@ class TritonProbe:
         }
         self._runs = RunsByStrides(plan.gradient_runs)
         self._run_tables = self._tabulate(plan.gradient_runs)
+        self._everything = dict(enumerate(numels))
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=device)
 
     @property
@@ -110,11 +112,34 @@ class TritonProbe:
                 take_snapshot(self._tables, dtypes)
                 for filled in (rows, replace(rows, bins=None)):
                     self._fill(filled, applied, dtypes)
+                self._count(dtypes)
 
     @torch.no_grad()
     def read_whole_gradients(self, rows: Rows, parameters: Iterable[int]) -> None:
         """Count the non-zero gradients of the given parameters in full."""
         count_whole_gradients(self._shards, rows, parameters)
+
+    @torch.no_grad()
+    def count_nonfinite(self) -> torch.Tensor:
+        """Count as `nonfinite_counts` does: two launches for all tensors, and one wait."""
+        with self._on_device():
+            self._addresses.refresh(grads=True)
+            return self._count(self._dtypes()).cpu().long()
+
+    def _count(self, dtypes: int) -> torch.Tensor:
+        count, device = len(self._shards), self._tables.device
+        everything = self._everything
+        tables = ExactTables.build(everything, everything, device, histogram=False)
+        outputs = RowOutputs(
+            torch.zeros((count, len(SUM_COLUMNS)), dtype=torch.float64, device=device),
+            torch.zeros((count, len(MAX_COLUMNS)), device=device),
+            None,
+            self.row_checksums,
+        )
+        applied = torch.ones(count, dtype=torch.float64, device=device)
+        addresses = self._addresses.dense()
+        fill_exact_columns(tables, addresses, applied, outputs, dtypes, self._plan.dtype)
+        return torch.stack([outputs.sums[:, SUM[name]] for name in NONFINITE], 1)
 
     def _fill(self, rows: Rows, applied: torch.Tensor, dtypes: int) -> None:
         outputs = RowOutputs(rows.sums, rows.maxima, rows.bins, self.row_checksums)
@@ -147,9 +172,14 @@ class TritonProbe:
         strided = self._addresses.strided
         return any(not rows.isdisjoint(strided[what]) for what, rows in self._in_full.items())
 
-    def _on_device(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
         """Triton launches on the current device, which need not be the model's."""
-        return on_device(self._tables.device)
+        try:
+            with on_device(self._tables.device):
+                yield
+        finally:
+            self._addresses.release()
 
 
 def _expected_dtype_sets(shards: Sequence[Shard]) -> tuple[int, ...]:

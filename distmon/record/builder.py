@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distmon.collect.gradient_gain import Blocks
-from distmon.collect.telemetry.utilization import mfu_metrics
+from distmon.collect.gradient_gain.block_table import Blocks
+from distmon.collect.inside.catalog import Catalog
 from distmon.config import MonitorConfig
 from distmon.metrics import RANK_METRICS
 from distmon.record.evaluations import EvaluationHistory, evaluation_metrics
 from distmon.record.gradient_gain import GainWindow, gain_table
+from distmon.record.inside import InsideWindow, inside_metrics
 from distmon.record.loss_ema import LossEma
-from distmon.record.record import Column, Evaluation, GainTable, ParamTable, Record
+from distmon.record.record import (
+    Column,
+    Evaluation,
+    GainTable,
+    InsideTable,
+    ParamTable,
+    Record,
+)
 from distmon.record.statistics import (
     Sampling,
     grad_norm_metrics,
@@ -26,12 +35,12 @@ from distmon.record.statistics import (
     suspects,
 )
 from distmon.record.tasks import task_metrics
-from distmon.record.telemetry import run_summary, without_waiting
-from distmon.reduce.buffers import Reduced
+from distmon.record.telemetry import mfu_metrics, run_summary, without_waiting
 from distmon.reduce.findings import Desync, NonFinite, has_nonfinite
-from distmon.reduce.process_group import minority
+from distmon.reduce.majority import minority
 from distmon.reduce.rank_slots import WIRE_FIELDS
-from distmon.sampling.plan import REPLICA_CLASSES
+from distmon.reduce.reduced import Reduced
+from distmon.sampling.sample import REPLICA_CLASSES
 
 DIFFERENT: Final = "different record"
 """What is said of a rank whose record is not that of the others."""
@@ -48,6 +57,9 @@ class Observation:
     """By step since the last observation, mean over ranks."""
     blocks: Column
     """Sums of the gradient norms of blocks."""
+    inside: Column
+    """Sums of what is watched inside the model."""
+    inside_maxima: NDArray[np.float32]
     applied: bool
     """Whether an optimizer stepped any parameter."""
     sampled_nonfinite: bool
@@ -58,6 +70,8 @@ class Observation:
     """Steps from one observation to the next, when this one was made."""
     read: Callable[[], Reduced]
     """Returns all reduced numbers; valid until the next observation has arrived."""
+    number: int = 0
+    """1 for the first observation of the process."""
     nonfinite: NonFinite | None = None
     desync: Desync | None = None
     tasks: Mapping[str, float] | None = None
@@ -77,8 +91,24 @@ class Progression:
     evaluations: tuple[Evaluation, ...]
     gain: GainTable | None
     gain_metrics: Mapping[str, float]
+    inside: Mapping[str, InsideTable]
     stepped_elsewhere: bool
     """Weights changed since the last record although no attached optimizer stepped."""
+
+
+@dataclass(frozen=True)
+class BuilderInputs:
+    """What records are derived with; all ranks agreed on it at attach."""
+
+    config: MonitorConfig
+    sampling: Sampling
+    blocks: Blocks
+    world_size: int
+    collectives: int
+    """That ranks enter in one observation."""
+    hosts: tuple[str, ...] = ()
+    catalog: Catalog = field(default_factory=Catalog)
+    """What is watched inside the model."""
 
 
 class RecordBuilder:
@@ -89,28 +119,20 @@ class RecordBuilder:
     is the work, which other ranks than 0 do on request only.
     """
 
-    def __init__(
-        self,
-        config: MonitorConfig,
-        sampling: Sampling,
-        blocks: Blocks,
-        world_size: int,
-        collectives: int,
-        hosts: tuple[str, ...] = (),
-        mfu_source: Callable[[], str] = str,
-    ) -> None:
-        """`collectives` that ranks enter in one observation; `mfu_source` describes the MFU."""
+    def __init__(self, inputs: BuilderInputs, mfu_source: Callable[[], str] = str) -> None:
+        """`mfu_source` describes what the MFU was computed from."""
+        config, blocks = inputs.config, inputs.blocks
+        self.inputs = inputs
+        self.mfu_source = mfu_source
         self._config = config
-        self._sampling = sampling
+        self._sampling = inputs.sampling
         self._blocks = blocks
-        self._world_size = world_size
-        self._collectives = collectives
-        self._hosts = hosts
+        self.world_size = inputs.world_size
         self.ema = LossEma(config.ema_decay)
         self.gain = GainWindow(config.flow.window, blocks.longest)
+        self.inside = InsideWindow(inputs.catalog, config.inside.window)
         self.evaluations = EvaluationHistory()
         self._checksums: Column | None = None
-        self._mfu_source = mfu_source
         self.read_in_full: Sequence[int] = ()
         """Parameters whose gradient this rank reads in full at the next observation. Where ranks
         differ because one of them has not derived the last record, nothing follows from it."""
@@ -131,6 +153,7 @@ class RecordBuilder:
             evaluations=self.evaluations.receive(found.fields, self.ema.value),
             gain=gain,
             gain_metrics=self.gain.metrics(gain),
+            inside=self.inside.tables(found.inside, found.inside_maxima, found.fields["failed"]),
             stepped_elsewhere=self._stepped_elsewhere(found),
         )
 
@@ -153,6 +176,7 @@ class RecordBuilder:
         tasks = dict(found.tasks or {})
         metrics |= task_metrics(tasks)
         metrics |= state.gain_metrics
+        metrics |= inside_metrics(state.inside)
         metrics |= grad_norm_metrics(metrics, reduced.ranks)
         metrics |= self._performance(found, reduced)
         if state.stepped_elsewhere:
@@ -160,20 +184,22 @@ class RecordBuilder:
         return Record(
             step=found.step,
             time=float(reduced.ranks["time"][0]),
-            world_size=self._world_size,
+            world_size=self.world_size,
             metrics=metrics,
             params=table,
             ranks=_rank_telemetry(reduced),
-            hosts=self._hosts,
-            mfu_source=self._mfu_source(),
+            hosts=self.inputs.hosts,
+            mfu_source=self.mfu_source(),
             losses=losses,
             loss_ema=averages,
             applied=found.applied,
             gradient_gain=state.gain,
+            inside=state.inside,
             evaluations=state.evaluations,
             tasks=tasks,
             nonfinite=found.nonfinite,
             desync=found.desync,
+            observation=found.number,
             faults=_faults(reduced, found.step),
         )
 
@@ -200,7 +226,7 @@ class RecordBuilder:
         return Record(
             step=step,
             time=time.time(),
-            world_size=self._world_size,
+            world_size=self.world_size,
             metrics={
                 **_last_losses(losses, averages),
                 **(evaluation_metrics(evaluations[-1]) if evaluations else {}),
@@ -242,13 +268,13 @@ class RecordBuilder:
     def _performance(self, found: Observation, reduced: Reduced) -> dict[str, float]:
         metrics = {
             "performance/monitor_bytes": float(found.nbytes),
-            "performance/monitor_collectives": float(self._collectives),
+            "performance/monitor_collectives": float(self.inputs.collectives),
             "performance/interval": float(found.interval),
             **run_summary(reduced.ranks),
         }
         # FLOPs and peak as rank 0 has them: they may be counted or measured, on each rank anew.
         flops, peak = (float(reduced.ranks[what][0]) for what in ("flops_per_token", "peak_flops"))
-        return metrics | mfu_metrics(flops, peak, metrics, self._world_size)
+        return metrics | mfu_metrics(flops, peak, metrics, self.world_size)
 
 
 def _last_losses(losses: Mapping[int, float], averages: Mapping[int, float]) -> dict[str, float]:

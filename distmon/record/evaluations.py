@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distmon.collect.evaluations import PENDING_EVALUATIONS
+from distmon.metrics import PENDING_EVALUATIONS
 from distmon.record.record import Evaluation
 
 UNCHANGED = 0.01

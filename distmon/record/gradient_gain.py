@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from distmon.collect.gradient_gain.backward_norms import COLUMNS
+from distmon.collect.gradient_gain.block_table import COLUMNS
 from distmon.record.record import GainTable
 
 _ENOUGH = 3

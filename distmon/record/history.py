@@ -19,6 +19,8 @@ LOSSES: Final = 128
 """Steps whose losses are kept."""
 FIRST: Final = 5
 """Steps whose median loss is where the run started."""
+MIDDLES: Final = 32
+"""Observations whose median losses are kept."""
 SIGN_CHANGES: Final = 6
 """Changes of sign in the kept losses that show a loss which need not fall."""
 FEWEST: Final = 3
@@ -32,11 +34,17 @@ class RunHistory:
         self.records = 0
         self.norms: deque[float] = deque(maxlen=NORMS)
         """Gradient norms before clipping, of the last observations."""
+        self.first_norm: float | None = None
+        """The gradient norm of the first observation."""
         self.losses: deque[float] = deque(maxlen=LOSSES)
         """Losses of the last steps."""
         self.first_losses: list[float] = []
         self.best: float | None = None
         """Lowest median loss of a record."""
+        self.middles: deque[float] = deque(maxlen=MIDDLES)
+        """Median losses of the last records."""
+        self.lr_at_best: float | None = None
+        """The learning rate of the record with the lowest median loss."""
         self.lrs: deque[float] = deque(maxlen=4)
         """Learning rates of the last observations."""
         self.lr_peak: float | None = None
@@ -57,14 +65,17 @@ class RunHistory:
         norm = record.metrics.get("monitor/grad_norm")
         if norm is not None and math.isfinite(norm) and norm > 0:
             self.norms.append(norm)
+            self.first_norm = norm if self.first_norm is None else self.first_norm
         losses = [loss for loss in record.losses.values() if math.isfinite(loss)]
         self.losses.extend(losses)
         self.first_losses = (self.first_losses + losses)[:FIRST]
         if losses:
             self.negative |= min(losses) < 0
             middle = statistics.median(losses)
-            self.best = middle if self.best is None else min(self.best, middle)
-        self.alternating |= bool((record.ranks.get("alternating", np.zeros(1)) > 0).any())
+            self.middles.append(middle)
+            if self.best is None or middle < self.best:
+                self.best, self.lr_at_best = middle, self.lr
+        self.alternating |= _alternates(record)
 
     @property
     def lr(self) -> float | None:
@@ -95,6 +106,24 @@ class RunHistory:
         return float(np.median(steps)) / (0.6745 * math.sqrt(2))
 
     @property
+    def usual_rise(self) -> float:
+        """The largest rise of the loss above its best that this run has recovered from lately."""
+        kept = np.array(self.middles)
+        if len(kept) < FEWEST:
+            return 0.0
+        lowest = np.minimum.accumulate(kept)
+        # What came after the newest best is not known to recover.
+        recovered = (kept - lowest)[: int(np.flatnonzero(kept == lowest)[-1])]
+        return float(recovered.max(initial=0.0))
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the loss has come down from its start, by a tenth of it and above its noise."""
+        if self.start is None or self.best is None:
+            return False
+        return self.start - self.best > max(0.1 * abs(self.start), 3 * self.noise)
+
+    @property
     def falls(self) -> bool:
         """Whether the loss fell over the kept steps, by more than its noise."""
         third = len(self.losses) // 3
@@ -109,13 +138,15 @@ class RunHistory:
         said = record.metrics.get("train/loss_expected_to_fall")
         if said is not None:
             return said == 0
+        if self.alternating or _alternates(record):
+            return True
         signs = np.sign([loss for loss in self.losses if loss])
-        return self.alternating or int((np.diff(signs) != 0).sum()) >= SIGN_CHANGES
+        return int((np.diff(signs) != 0).sum()) >= SIGN_CHANGES
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         kept = dict(vars(self))
-        return kept | {name: [*kept[name]] for name in ("norms", "losses", "lrs")}
+        return kept | {name: [*kept[name]] for name in ("norms", "losses", "middles", "lrs")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
@@ -123,13 +154,19 @@ class RunHistory:
         fresh.records = int(state["records"])
         fresh.norms.extend(_floats(state["norms"]))
         fresh.losses.extend(_floats(state["losses"]))
+        fresh.middles.extend(_floats(state.get("middles", [])))
         fresh.first_losses = _floats(state["first_losses"])
         fresh.lrs.extend(_floats(state["lrs"]))
-        for name in ("best", "lr_peak"):
-            value = state[name]
+        for name in ("best", "lr_peak", "lr_at_best", "first_norm"):
+            value = state.get(name)
             setattr(fresh, name, None if value is None else float(value))
         fresh.negative, fresh.alternating = bool(state["negative"]), bool(state["alternating"])
         vars(self).update(vars(fresh))
+
+
+def _alternates(record: Record) -> bool:
+    """Return whether optimizers stepped in turns in the observed step."""
+    return bool((record.ranks.get("alternating", np.zeros(1)) > 0).any())
 
 
 def _floats(values: Iterable[Any]) -> list[float]:

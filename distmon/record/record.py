@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from distmon.metrics import GRAD_PERCENTILES, PARAM_METRICS
-from distmon.probe.log_bins import percentiles
+from distmon.probe.percentiles import percentiles
 from distmon.record.history import RunHistory
 from distmon.record.summary_table import html_table, rich_table
 from distmon.reduce.findings import Desync, NonFinite, has_nonfinite
@@ -45,6 +45,10 @@ class ParamTable:
             GRAD_PERCENTILES,
         )
         return {f"grad_p{q}": v for q, v in zip(GRAD_PERCENTILES, values, strict=True)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without what is cached: another thread may be adding to it.
+        return ParamTable, (self.names, self.columns, self.grad_histogram)
 
     @classmethod
     def empty(cls) -> Self:
@@ -97,6 +101,23 @@ class GainTable:
 
 
 @dataclass(frozen=True)
+class InsideTable:
+    """Statistics of one kind inside the model: `columns[metric][row]`, NaN where not measured."""
+
+    names: tuple[str, ...]
+    """Modules, routers or parameters, in layer order; those that were measured."""
+    columns: Mapping[str, Column]
+    """The INSIDE_METRICS of this kind."""
+
+    def row(self, name: str) -> dict[str, float]:
+        """Return all statistics of one row; KeyError when there is none of that name."""
+        if name not in self.names:
+            raise KeyError(name)
+        at = self.names.index(name)
+        return {metric: float(column[at]) for metric, column in self.columns.items()}
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One validation that the trainer reported to `Monitor.evaluated`, mean over ranks."""
 
@@ -140,6 +161,8 @@ class Record:
     """False when the optimizer skipped this step: gradients and updates are then not measured."""
     gradient_gain: GainTable | None = None
     """None when the model has no blocks, or this step was not measured."""
+    inside: Mapping[str, InsideTable] = field(default_factory=dict)
+    """Activations, attention, experts and spectra, by kind; a kind not measured is absent."""
     evaluations: tuple[Evaluation, ...] = ()
     """Those since the last record."""
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -148,6 +171,8 @@ class Record:
     desync: Desync | None = None
     partial: bool = False
     """Made at the end of a run from what was reported after the last observation."""
+    observation: int = 0
+    """1 for the first observation of the process; 0 where it is not known."""
     faults: tuple[str, ...] = ()
     """Why a rank failed to observe, one sentence each."""
     history: RunHistory = field(default_factory=RunHistory, compare=False, repr=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import GROUPS, MAX, SUM
 from distmon.metrics import TOPK_FROZEN_PREFIX
 from distmon.record.record import NO_UPDATE, Column, ParamTable
-from distmon.reduce.buffers import Reduced
-from distmon.sampling.plan import SamplePlan
-from distmon.sampling.sample import Sample
+from distmon.reduce.reduced import Reduced
+from distmon.sampling.sample_numbers import SampleNumbers
+
+if TYPE_CHECKING:
+    from distmon.sampling.plan import SamplePlan
 
 DEGREES = 4
 """Degrees of freedom of a standard error. 8 groups have 7, but squares are skewed: with a low
@@ -35,20 +38,16 @@ class SampleTable:
     """Share of the parameter that is not read; 0 when it is read whole."""
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], whole: Container[int] = ()) -> SampleTable:
-        """Tabulate the samples; those in `whole` are replaced by everything."""
-        everything = [sample.whole or i in whole for i, sample in enumerate(samples)]
-        numel = np.array([sample.numel for sample in samples], dtype=np.float64)
-        slots = np.array([sample.count for sample in samples], dtype=np.float64)
-        slots = np.where(everything, numel, slots)
-        expansion = np.array([sample.expansion for sample in samples])
-        share = [
-            np.full(GROUPS, 1 / GROUPS) if w else sample.group_share
-            for sample, w in zip(samples, everything, strict=True)
-        ]
+    def of(
+        cls, numbers: SampleNumbers, numel: Column, whole: NDArray[np.bool_] | bool = False
+    ) -> SampleTable:
+        """Tabulate the samples; `whole` are replaced by everything."""
+        everything = numbers.whole | whole
+        slots = np.where(everything, numel, numbers.count)
+        share = np.where(everything[:, None], 1 / GROUPS, numbers.group_share)
         with np.errstate(divide="ignore", invalid="ignore"):
             unseen = np.where(everything, 0.0, 1 - slots / numel)
-        return cls(slots, np.stack(share), np.where(everything, 1.0, expansion), unseen)
+        return cls(slots, share, np.where(everything, 1.0, numbers.expansion), unseen)
 
 
 @dataclass(frozen=True)
@@ -66,15 +65,16 @@ class Sampling:
     @classmethod
     def describe(cls, plan: SamplePlan, ndim: Sequence[int], trainable: Sequence[bool]) -> Sampling:
         """Tabulate what `plan` reads."""
+        numel = np.array([sample.numel for sample in plan.samples], dtype=np.float64)
         tables = {
-            "w": SampleTable.of(plan.samples, plan.whole_weights),
-            "g": SampleTable.of(plan.gradient_samples),
-            "u": SampleTable.of(plan.samples),
+            "w": SampleTable.of(plan.numbers, numel, plan.reading.whole_weights),
+            "g": SampleTable.of(plan.gradient_numbers, numel),
+            "u": SampleTable.of(plan.numbers, numel),
         }
         return cls(
             names=plan.names,
             tables=tables,
-            numel=np.array([sample.numel for sample in plan.samples], dtype=np.float64),
+            numel=numel,
             ndim=np.array(ndim, dtype=np.float64),
             trainable=np.array(trainable, dtype=bool),
         )
@@ -276,7 +276,11 @@ def run_metrics(
     """The metrics over all parameters. What was not measured is absent."""
     c = table.columns
     metrics: dict[str, float] = {}
-    ratio = c["update_ratio"][np.isfinite(c["update_ratio"]) & (c["requires_grad"] > 0)]
+    # What no optimizer owns is not trained, and nothing clears its gradient.
+    owned = c["in_optimizer"] != 0
+    if not owned.any():  # the trainer steps by other means
+        owned[:] = True
+    ratio = c["update_ratio"][np.isfinite(c["update_ratio"]) & (c["requires_grad"] > 0) & owned]
     if ratio.size:
         metrics |= {
             "monitor/update_ratio_median": float(np.median(ratio)),
@@ -288,7 +292,12 @@ def run_metrics(
     for what, tag in (("w", "param"), ("g", "applied_grad")):
         estimate = estimates[what]
         seen = ~np.isnan(estimate.copies)
-        if not seen.any():
+        # A parameter that moved had a gradient: where it was freed before it could be read, as by
+        # an optimizer that runs within the backward pass, the total is not known.
+        unread = what == "g" and (~seen & (c["update_norm"] > 0)).any()
+        if what == "g":
+            seen &= owned
+        if unread or not seen.any():
             continue
         prefix = "weight" if what == "w" else "grad"
         bad = np.nansum(c[f"{prefix}_nan"]) + np.nansum(c[f"{prefix}_inf"]) > 0

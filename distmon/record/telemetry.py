@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +40,28 @@ def without_waiting(rows: Rows) -> dict[str, Floats]:
 def own_seconds(rows: Rows) -> Floats:
     """Return the monitor's own time by rank: of the training thread, and of its kernels."""
     return rows["monitor_seconds"] + rows.get("monitor_device_seconds", 0.0)
+
+
+@dataclass(frozen=True)
+class ObservationCost:
+    """What the budget needs to know of one record: seconds since the record before."""
+
+    own: float
+    """Of the monitor, on the rank on which it took longest."""
+    in_steps: float
+    """Of those, in steps that were not observed."""
+    elapsed: float
+
+
+def observation_cost(rows: Rows) -> ObservationCost | None:
+    """Return the cost of the slowest rank; None for a record without it."""
+    elapsed = rows.get("elapsed_seconds")
+    if elapsed is None or "monitor_seconds" not in rows:
+        return None
+    seconds = own_seconds(rows)
+    slowest = int(seconds.argmax())
+    in_steps = float(rows["monitor_step_seconds"][slowest])
+    return ObservationCost(float(seconds[slowest]), in_steps, float(elapsed.max()))
 
 
 def run_summary(rows: Rows) -> dict[str, float]:
@@ -89,3 +113,17 @@ def _fullest(rows: Rows) -> dict[str, float]:
         share = rows["memory_used_bytes"] / rows["memory_total_bytes"]
     known = share[np.isfinite(share)]
     return {"hardware/memory_fraction": float(known.max())} if known.size else {}
+
+
+def mfu_metrics(
+    flops: float, peak: float, known: Mapping[str, float], devices: int
+) -> dict[str, float]:
+    """Return `performance/mfu`, or `performance/mfu_over_limit` for a value above 1.
+
+    `flops` per token and the `peak` of one device are 0 while they are unknown.
+    """
+    rate = known.get("performance/tokens_per_second", 0.0)
+    if not (flops > 0 and peak > 0 and isfinite(rate) and rate > 0 and devices > 0):
+        return {}
+    value = flops * rate / (devices * peak)
+    return {"performance/mfu" if value <= 1 else "performance/mfu_over_limit": value}

@@ -1,7 +1,8 @@
 """The two buffers that carry everything ranks exchange in an observation.
 
 The SUM buffer (float64) holds the rows of all parameters, one slot per rank, the losses since the
-last observation, partial gradients and the gradient norms of blocks. The MAX buffer (float32) holds
+last observation, partial gradients, the gradient norms of blocks and what is watched inside the
+model. The MAX buffer (float32) holds
 the maxima. Both have the same size on every rank whatever happens locally: an error travels as text
 inside the rank's slot.
 """
@@ -10,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final, Self
+from weakref import WeakSet
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.collect.losses import Number, host_value, split_by_place
@@ -23,33 +24,11 @@ from distmon.device import to_device
 from distmon.probe import Rows
 from distmon.reduce.channel import Reduction
 from distmon.reduce.rank_slots import CHECKSUMS, FAILURE, FIELDS, SLOT_SIZE, pack, unpack
+from distmon.reduce.reduced import NONFINITE, Floats, Reduced
 
-Floats = NDArray[np.float64]
-_NONFINITE = [SUM[f"{what}_{kind}"] for what in "wg" for kind in ("nan", "inf")]
 _MOST_BYTES: Final = 64 << 20
 """Memory for observations in flight, unless two need more."""
 _MOST_IN_FLIGHT: Final = 8
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """The result of the two collectives on the host. Its arrays are its own, never buffer views."""
-
-    sums: Floats
-    maxima: Floats
-    bins: NDArray[np.floating[Any]] | None
-    """float32, which is exact up to 16 million elements in a bin."""
-    ranks: Mapping[str, Floats]
-    """Fields of the rank slots: `ranks[field][rank]`."""
-    errors: Mapping[int, str]
-    """Error text by rank that failed to observe."""
-    partial_gradients: Floats
-    """Sums of the partial gradients, for `PartialGradients.fill`."""
-
-    @property
-    def sample_has_nonfinite(self) -> bool:
-        """Whether any sampled weight or gradient is NaN or Inf."""
-        return bool(self.sums[:, _NONFINITE].any())
 
 
 @dataclass(frozen=True)
@@ -62,6 +41,8 @@ class BufferSizes:
     losses: int = 1
     partial_gradients: int = 0
     blocks: int = 0
+    inside: int = 0
+    inside_maxima: int = 0
 
     @property
     def parts(self) -> list[int]:
@@ -73,12 +54,13 @@ class BufferSizes:
             2 * self.losses,
             self.partial_gradients,
             self.blocks,
+            self.inside,
         ]
 
     @property
     def maxima(self) -> int:
         """Numbers in the MAX buffer."""
-        return self.parameters * len(MAX_COLUMNS)
+        return self.parameters * len(MAX_COLUMNS) + self.inside_maxima
 
     @property
     def nbytes(self) -> int:
@@ -98,10 +80,12 @@ class Buffers:
         self.sum = torch.zeros(sum(parts), dtype=torch.float64, device=device, pin_memory=pinned)
         self.max = torch.zeros(sizes.maxima, dtype=torch.float32, device=device, pin_memory=pinned)
         rows, histogram, slots, losses, *others = torch.split(self.sum, parts)
-        self.partial_gradients, self.blocks = others
+        self.partial_gradients, self.blocks, self.inside = others
+        row_maxima = self.max[: sizes.maxima - sizes.inside_maxima]
+        self.inside_maxima = self.max[len(row_maxima) :]
         self.rows = Rows(
             sums=rows.view(sizes.parameters, len(SUM_COLUMNS)),
-            maxima=self.max.view(sizes.parameters, len(MAX_COLUMNS)),
+            maxima=row_maxima.view(sizes.parameters, len(MAX_COLUMNS)),
             bins=histogram.view(sizes.parameters, BINS) if sizes.bins else None,
         )
         self._slots = slots.view(sizes.ranks, SLOT_SIZE)
@@ -193,7 +177,7 @@ class HostBuffers(Buffers):
     @property
     def sample_has_nonfinite(self) -> bool:
         """Whether any sampled weight or gradient is NaN or Inf."""
-        return bool(self._host_sums[:, _NONFINITE].any())
+        return bool(self._host_sums[:, NONFINITE].any())
 
     @property
     def applied(self) -> bool:
@@ -230,20 +214,25 @@ class HostPool:
         self._rank = rank
         self._pinned = pinned
         self._free: list[HostBuffers] = []
-        self._room = max(2, min(_MOST_IN_FLIGHT, _MOST_BYTES // max(1, sizes.nbytes)))
+        # Weak: buffers that were lost in a fault on their way are replaced, and never missed.
+        self._alive: WeakSet[HostBuffers] = WeakSet()
+        self._most = max(2, min(_MOST_IN_FLIGHT, _MOST_BYTES // max(1, sizes.nbytes)))
 
     def take(self) -> HostBuffers | None:
         """Return buffers that nobody uses; None when too many are in flight."""
         if self._free:
             return self._free.pop()
-        if not self._room:
-            return None
-        self._room -= 1
-        return HostBuffers(self.sizes, self._rank, self._pinned)
+        return self.allocate() if len(self._alive) < self._most else None
+
+    def allocate(self) -> HostBuffers:
+        """Return new buffers, whatever is in flight."""
+        buffers = HostBuffers(self.sizes, self._rank, self._pinned)
+        self._alive.add(buffers)
+        return buffers
 
     def give(self, buffers: HostBuffers) -> None:
         """Take buffers back. Those of another size are dropped."""
-        if buffers.sizes == self.sizes:
+        if buffers.sizes == self.sizes and len(self._free) < self._most:
             self._free.append(buffers)
 
     def resized(self, sizes: BufferSizes) -> Self:

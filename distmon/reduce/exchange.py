@@ -23,7 +23,8 @@ def exchange(ranks: Ranks, mine: RankContents) -> dict[int, RankContents]:
     parameters = [
         [e.name, e.shape, e.dtype, e.requires_grad, e.may_be_partial] for e in mine.parameters
     ]
-    text = json.dumps([parameters, [[e.name, e.kind] for e in mine.modules]])
+    listed = ([[e.name, e.kind] for e in entries] for entries in (mine.modules, mine.inside))
+    text = json.dumps([parameters, *listed])
     raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     table = ranks.gather(torch.tensor([hash48(text), len(raw)])).tolist()
     sources: dict[int, int] = {}
@@ -35,9 +36,10 @@ def exchange(ranks: Ranks, mine: RankContents) -> dict[int, RankContents]:
     for rank in sources.values():
         sent = raw if rank == ranks.rank else torch.zeros(table[rank][1], dtype=torch.uint8)
         ranks.broadcast(sent, rank)
-        rows, modules = json.loads(sent.numpy().tobytes())
+        rows, modules, inside = json.loads(sent.numpy().tobytes())
         contents[rank] = RankContents(
             [Entry(name, tuple(shape), *rest) for name, shape, *rest in rows],
             [ModuleEntry(*each) for each in modules],
+            [ModuleEntry(*each) for each in inside],
         )
     return contents

@@ -21,7 +21,8 @@ from distmon.collect.finite_watch import SIGNALS
 from distmon.reduce.channel import Reduction
 from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
 from distmon.reduce.process_group import Ranks
-from distmon.sampling.plan import REPLICA_CLASSES, SamplePlan
+from distmon.sampling.plan import SamplePlan
+from distmon.sampling.sample import REPLICA_CLASSES
 
 Floats = NDArray[np.float64]
 _Result = TypeVar("_Result")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from distmon.errors import PlanMismatchError
 from distmon.reduce.channel import Channel
+from distmon.reduce.majority import listed, minority
 from distmon.reduce.progress import Progress
 
 Transport = Literal["auto", "host", "device"]
@@ -26,38 +26,45 @@ of thousands of ranks would take all file descriptors of a host."""
 class Ranks:
     """The ranks of the job, with process groups of the monitor's own.
 
-    Without an initialized process group it is a world of one. Creating it is a collective call.
+    Without an initialized process group it is a world of one. Creating it is a collective call; so
+    is `open`, before which nothing but the agreement at attach may be exchanged.
     """
 
-    def __init__(
-        self,
-        timeout_s: float,
-        device: torch.device | None = None,
-        transport: Transport = "auto",
-    ) -> None:
+    def __init__(self, timeout_s: float, device: torch.device | None = None) -> None:
         """`device` is where the weights are. Timeouts are never shorter than those of the job."""
         self.together = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.together else 0
         self.size = dist.get_world_size() if self.together else 1
-        on_device = self.together and transport == "device"
-        self.on_device = on_device
+        self.on_device = False
         """Whether observations are reduced where the weights are, and not on the host."""
-        seconds = max(timeout_s, _job_timeout()) if self.together else timeout_s
-        self.observations = self._channel(seconds, device if on_device else None)
-        """Observations, at observed steps."""
-        self.searches = self._channel(seconds)
+        self._device = device
+        self.timeout_s = max(timeout_s, _job_timeout()) if self.together else timeout_s
+        """Seconds after which a collective of the monitor fails."""
+        self.searches = self._channel()
         """Agreement at attach and at the first step, then searches, in the order of their
-        observations."""
-        self.decisions = self._channel(seconds)
+        observations. Always on the host: ranks agree on the transport of the others here."""
+        self.observations = Channel()
+        """Observations, at observed steps."""
+        self.decisions = Channel()
         """What rank 0 has decided, at fixed steps after an observation."""
         self.progress = (
             Progress(self.searches.name, self.rank, self.size) if self.together else None
         )
 
-    def _channel(self, seconds: float, device: torch.device | None = None) -> Channel:
+    def open(self, transport: Transport) -> None:
+        """Create the other channels. A collective call, with a transport that all ranks have."""
+        self.on_device = self.together and transport == "device"
+        self.observations = self._channel(self._device if self.on_device else None)
+        self.decisions = self._channel()
+
+    def open_channel(self) -> Channel:
+        """Return a further channel, which its user closes. A collective call."""
+        return self._channel()
+
+    def _channel(self, device: torch.device | None = None) -> Channel:
         if not self.together:
             return Channel()
-        timeout = timedelta(seconds=seconds)
+        timeout = timedelta(seconds=self.timeout_s)
         if device is not None and device.type != "cpu":
             options = _one_block_options(timeout)
             return Channel(dist.new_group(timeout=timeout, pg_options=options), local=False)
@@ -122,25 +129,6 @@ class Ranks:
         for channel in (self.observations, self.searches, self.decisions):
             channel.close()
         self.together = False
-
-
-def minority(values: Sequence[float]) -> list[int]:
-    """Return the ranks whose value is not the most frequent one; in a tie the lowest rank wins."""
-    most, _ = Counter(values).most_common(1)[0]  # of equal ones the first that appeared
-    return [rank for rank, value in enumerate(values) if value != most]
-
-
-def by_value(values: Sequence[Any]) -> str:
-    """Describe which ranks have which value: `100 on rank 0, 2; 50 on rank 1`."""
-    ranks: dict[Any, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return "; ".join(f"{value} on rank {listed(those)}" for value, those in ranks.items())
-
-
-def listed(ranks: Iterable[int]) -> str:
-    """Join rank numbers for a message."""
-    return ", ".join(map(str, ranks))
 
 
 def _serves_cpu() -> bool:

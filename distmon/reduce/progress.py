@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,6 +16,9 @@ import torch.distributed as dist
 
 PATIENCE_S: Final = 5.0
 """How long other ranks may take to publish their steps."""
+SMALL_WORLD: Final = 16
+"""Up to this many ranks each of them asks for the others; above, rank 0 alone. The store is one
+process, and all ranks fail at once: with 4096 of them it would get 16 million requests a round."""
 
 
 class Progress:
@@ -31,15 +34,18 @@ class Progress:
     def describe(self, step: int, then: Callable[[str], None]) -> threading.Thread:
         """Publish the step of this rank, and call `then` with the steps of all ranks.
 
-        Both on a thread of its own, which is returned; `then` gets at least this rank's step.
+        Both on a thread of its own, which is returned; `then` gets at least this rank's step, and
+        no more than that on ranks other than 0 of a large world.
         """
+        asks = self._rank == 0 or self._size <= SMALL_WORLD
 
         def ask() -> None:
             steps = {self._rank: step}
             with suppress(Exception):  # the store may be gone with the process that served it
                 self._store.set(str(self._rank), str(step))
-                self._collect(steps)
-            then(self._sentence(steps))
+                if asks:
+                    self._collect(steps)
+            then(self._sentence(steps, asks))
 
         thread = threading.Thread(target=ask, name="distmon-progress", daemon=True)
         thread.start()
@@ -57,18 +63,37 @@ class Progress:
     def _collect(self, steps: dict[int, int]) -> None:
         """Add the steps of the ranks that publish theirs in time."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(steps) < self._size and time.monotonic() < deadline:
-            for rank in range(self._size):
-                if rank not in steps and self._store.check([str(rank)]):
-                    steps[rank] = int(self._store.get(str(rank)))
-            time.sleep(0.05)
+        pause = min(1.0, max(0.05, self._size / 4000))
+        while True:
+            missing = [rank for rank in range(self._size) if rank not in steps]
+            for rank in self._published(missing):
+                steps[rank] = int(self._store.get(str(rank)))
+            if len(steps) == self._size or time.monotonic() >= deadline:
+                return
+            time.sleep(pause)
 
-    def _sentence(self, steps: dict[int, int]) -> str:
+    def _published(self, ranks: list[int]) -> Iterator[int]:
+        """Yield those of the ranks that have published their steps.
+
+        The store answers whether it has all of some keys: halves are asked for where it has not.
+        """
+        if not ranks:
+            return
+        if self._store.check([str(rank) for rank in ranks]):
+            yield from ranks
+        elif len(ranks) > 1:
+            half = len(ranks) // 2
+            yield from self._published(ranks[:half])
+            yield from self._published(ranks[half:])
+
+    def _sentence(self, steps: dict[int, int], asked: bool) -> str:
         parts = [
             f"rank {_listed(r for r in sorted(steps) if steps[r] == at)} at step {at}"
             for at in sorted({*steps.values()})
         ]
-        if missing := [rank for rank in range(self._size) if rank not in steps]:
+        if not asked:
+            parts.append("rank 0 lists the others")
+        elif missing := [rank for rank in range(self._size) if rank not in steps]:
             parts.append(f"rank {_listed(missing)} did not respond")
         return "; ".join(parts)
 

@@ -96,9 +96,7 @@ def run_rules(
                 error=before.error if before else f"{type(error).__name__}: {error}",
             )
         progress(done / len(records))
-    evaluated = {name: state["observation"] for name, state in engine.state_dict()["rules"].items()}
-    idle = tuple(each.rule.name for each in active if not evaluated[each.rule.name])
-    return Replay(records, tuple(alerts), tuple(failures.values()), idle)
+    return Replay(records, tuple(alerts), tuple(failures.values()), engine.without_data())
 
 
 def at_least(alerts: Iterable[Alert], severity: Severity) -> tuple[Alert, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmon.metrics import PARAM_METRICS
-from distmon.record.record import Evaluation, GainTable, ParamTable, Record
+from distmon.record.record import Evaluation, GainTable, InsideTable, ParamTable, Record
 from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
 from distmon.runs.reader import Run
 
@@ -96,6 +96,8 @@ def _record(entry: Mapping[str, Any], tables: _ParamTables) -> Record:
         loss_ema={step: value for step, value in averages if not math.isnan(value)},
         applied=bool(entry.get("applied", True)),
         gradient_gain=None if gain is None else _gain(gain),
+        observation=entry.get("observation", 0),
+        inside={kind: _inside(table) for kind, table in (entry.get("inside") or {}).items()},
         evaluations=tuple(_evaluation(each) for each in entry.get("evaluations", ())),
         tasks={name: _number(norm) for name, norm in entry.get("tasks", {}).items()},
         nonfinite=None if nonfinite is None else _nonfinite(nonfinite),
@@ -118,6 +120,11 @@ def _gain(entry: Mapping[str, Any]) -> GainTable:
     return GainTable(
         tuple(entry["blocks"]), _column(entry["input_norm"]), _column(entry["output_norm"])
     )
+
+
+def _inside(entry: Mapping[str, Any]) -> InsideTable:
+    columns = {name: _column(values) for name, values in entry["columns"].items()}
+    return InsideTable(tuple(entry["names"]), columns)
 
 
 def _evaluation(entry: Mapping[str, Any]) -> Evaluation:

@@ -23,6 +23,8 @@ DETAILS: Final = (
 METRICS: Final = (RATIO, *NORMS, *DETAILS)
 NOT_FINITE: Final = ("grad_nan", "grad_inf", "weight_nan", "weight_inf")
 
+MOST_PARAMETERS: Final = 200_000
+"""Parameters whose history is kept; a grid of them takes 1.3 GB."""
 MAX_ROWS: Final = 20_000
 """Parameters that are embedded."""
 RATIO_CELLS: Final = 720_000
@@ -46,7 +48,7 @@ class ParamHistory:
     """Collects batches of `params.arrow`, and returns what fits into a view."""
 
     def __init__(self, declared: Sequence[Mapping[str, Any]]) -> None:
-        self._declared = {str(entry["name"]): entry for entry in declared}
+        self._declared = {str(entry["name"]): entry for entry in declared[:MOST_PARAMETERS]}
         self._rows = {name: row for row, name in enumerate(self._declared)}
         columns = int(min(MAX_COLUMNS, max(64, 640_000 // max(1, len(self._rows)))))
         self._grid = StreamingGrid(METRICS, len(self._rows), columns)
@@ -59,7 +61,9 @@ class ParamHistory:
         """Take in batches; one may hold several observations."""
         for batch in batches:
             for step, part in _observations(batch):
-                self._grid.add(step, self._rows_of(part), _values(part))
+                rows, values = self._rows_of(part), _values(part)
+                kept = rows >= 0
+                self._grid.add(step, rows[kept], values[:, kept])
                 self.observations += 1
 
     def _rows_of(self, part: Any) -> NDArray[np.int64]:
@@ -67,9 +71,10 @@ class ParamHistory:
         if self._names is None or not self._names[0].equals(names):
             listed = names.to_pylist()
             for name in listed:
-                self._rows.setdefault(name, len(self._rows))
+                if len(self._rows) < MOST_PARAMETERS:
+                    self._rows.setdefault(name, len(self._rows))
             self._grid.grow(len(self._rows))
-            self._names = names, np.array([self._rows[name] for name in listed], np.int64)
+            self._names = names, np.array([self._rows.get(name, -1) for name in listed], np.int64)
         return self._names[1]
 
     def view(

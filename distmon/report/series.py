@@ -20,6 +20,14 @@ RANK_CELLS: Final = 300_000
 """Cells of all rank heat maps together."""
 MAX_RANK_ROWS: Final = 1024
 GAIN_CELLS: Final = 60_000
+INSIDE_CELLS: Final = 20_000
+"""Cells of each heat map of what is inside the model."""
+INSIDE_SERIES: Final = {
+    "activations": ("rms", "dead_fraction", "saturated_fraction", "effective_rank", "spread"),
+    "attention": ("logit_max", "relative_entropy"),
+    "experts": ("load_max", "diversity", "dead_fraction", "dropped_fraction"),
+    "spectra": ("spectral_norm", "stable_rank"),
+}
 RANK_SERIES: Final = (
     "step_seconds",
     *(f"{phase}_seconds" for phase in PHASES),
@@ -35,6 +43,9 @@ _EXTREMES: Final[Mapping[str, Reduction]] = {
     "performance/step_seconds": "max",
 }
 """What a bin keeps of a metric; of all others the mean."""
+MAX_TAGS: Final = 2000
+MAX_CELLS: Final = 20_000_000
+"""Numbers of a heat map before it is reduced; a small file can name many blocks and ranks."""
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -45,9 +56,7 @@ def scalars(records: Records) -> dict[str, Any]:
     edges = bin_edges(len(steps), POINTS)
     tags = dict.fromkeys(tag for r in seen for tag in r["metrics"])
     values: dict[str, list[float | None]] = {}
-    for tag in tags:
-        if tag.startswith("monitor/topk_frozen/"):
-            continue
+    for tag in [tag for tag in tags if not tag.startswith("monitor/topk_frozen/")][:MAX_TAGS]:
         column = np.array([float(r["metrics"].get(tag, math.nan)) for r in seen])
         if np.isfinite(column).any():
             reduced = binned(column, edges, _EXTREMES.get(tag, "mean"))
@@ -109,12 +118,14 @@ def gradient_gain(records: Records) -> dict[str, Any] | None:
     blocks = [*dict.fromkeys(block for record in seen for block in record["flow"]["blocks"])]
     if not blocks:
         return None
+    blocks = blocks[: max(1, MAX_CELLS // len(seen))]
     place = {block: row for row, block in enumerate(blocks)}
     gains = np.full((len(blocks), len(seen)), np.nan)
     for column, record in enumerate(seen):
         flow = record["flow"]
-        rows = [place[block] for block in flow["blocks"]]
-        ends = [np.array([*map(_float, flow[end])]) for end in ("input_norm", "output_norm")]
+        kept = [at for at, block in enumerate(flow["blocks"]) if block in place]
+        rows = [place[flow["blocks"][at]] for at in kept]
+        ends = [np.array([*map(_float, flow[e])])[kept] for e in ("input_norm", "output_norm")]
         with np.errstate(divide="ignore", invalid="ignore"):
             gains[rows, column] = np.where(ends[1] > 0, ends[0] / ends[1], np.nan)
     rows_kept = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), 300)).astype(int))
@@ -126,6 +137,32 @@ def gradient_gain(records: Records) -> dict[str, Any] | None:
     )
 
 
+def inside(records: Records) -> dict[str, Any] | None:
+    """Return, by `kind/column`, the values of each row by step; None where none was measured."""
+    grids = {}
+    for kind, columns in INSIDE_SERIES.items():
+        seen = [record for record in records if (record.get("inside") or {}).get(kind)]
+        names = [*dict.fromkeys(name for r in seen for name in r["inside"][kind]["names"])]
+        place = {name: row for row, name in enumerate(names)}
+        kept = np.unique(np.linspace(0, len(names) - 1, min(len(names), 300)).astype(int))
+        for column in columns if names else ():
+            values = np.full((len(names), len(seen)), np.nan)
+            for at, record in enumerate(seen):
+                table = record["inside"][kind]
+                rows = [place[name] for name in table["names"]]
+                values[rows, at] = [
+                    *map(_float, table["columns"].get(column) or [None] * len(rows))
+                ]
+            if np.isfinite(values).any():
+                grids[f"{kind}/{column}"] = _grid(
+                    [record["step"] for record in seen],
+                    values[kept],
+                    INSIDE_CELLS // len(kept),
+                    [short_name(names[row]) for row in kept],
+                )
+    return grids or None
+
+
 def rank_telemetry(records: Records) -> dict[str, Any] | None:
     """Return, by metric, the numbers of every rank by step; None without any."""
     seen = [record for record in records if record.get("ranks") and not record.get("partial")]
@@ -133,6 +170,7 @@ def rank_telemetry(records: Records) -> dict[str, Any] | None:
     if not metrics:
         return None
     count = max(len(r["ranks"].get(m, ())) for r in seen for m in metrics)
+    count = min(count, max(1, MAX_CELLS // len(seen)))
     group = math.ceil(count / MAX_RANK_ROWS)
     rows = math.ceil(count / group)
     columns = max(8, RANK_CELLS // (rows * len(metrics)))
@@ -142,7 +180,7 @@ def rank_telemetry(records: Records) -> dict[str, Any] | None:
     for metric in metrics:
         values = np.full((rows * group, len(seen)), np.nan)
         for column, record in enumerate(seen):
-            given = [*map(_float, record["ranks"].get(metric, ()))]
+            given = [*map(_float, record["ranks"].get(metric, ())[:count])]
             values[: len(given), column] = given
         # Of several ranks in one row the largest is shown: it is the straggler's.
         grouped = np.fmax.reduce(values.reshape(rows, group, -1), axis=1)

@@ -48,6 +48,7 @@ def _view(name: str, news: News, params: dict[str, Any], now: float) -> dict[str
         "evaluations": series.evaluations(records),
         "tasks": series.tasks(records),
         "gain": series.gradient_gain(records),
+        "inside": series.inside(records),
         "ranks": series.rank_telemetry(records),
         "mfu_source": next((r["mfu_source"] for r in reversed(records) if r.get("mfu_source")), ""),
         "params": params,

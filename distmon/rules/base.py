@@ -70,8 +70,8 @@ class Rule:
     patience: int = 1
     cooldown: int = 10
     needs: tuple[str, ...] = ()
-    """Parts of a record (`params`, `gradient_gain`, `evaluations`, `tasks`, or the tag of a
-    metric). The rule is evaluated only on records that have at least one of them."""
+    """Parts of a record (`params`, `gradient_gain`, `evaluations`, `tasks`, the tag of a metric, or
+    `ranks.` and a rank metric). The rule is evaluated only on records that have at least one."""
     users: bool = False
     """Whether `check` is a function of the user's, which gets a time limit."""
     enabled: bool = True

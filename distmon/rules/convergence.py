@@ -8,6 +8,7 @@ from math import isfinite
 
 from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, ranked_causes
+from distmon.rules.alert import Severity
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.lr_schedule import lr_phase
 from distmon.rules.second_sign import lost_progress
@@ -22,6 +23,11 @@ def _plateau_advice(record: Record) -> tuple[str, ...]:
     start, best = record.history.start, record.history.best
     fell = start is not None and best is not None and best < start - 0.05 * abs(start)
     return (lower_lr(record), _ADVICE[2]) if fell else (_ADVICE[1], _ADVICE[2])
+
+
+def _converged(record: Record) -> Severity | None:
+    """Return `info` for a loss that has come down and stays at its best: it has converged."""
+    return "info" if record.history.has_fallen and lost_progress(record) == 0.0 else None
 
 
 def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -49,6 +55,7 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
             message=f"the average loss changed by {change:.2%}, from {then:.4g} to {now:.4g}, in "
             f"the {record.step - step} steps since step {step} (limit {limits['change']:.0%})",
             advice=_plateau_advice(record),
+            severity=_converged(record),
             measured=change,
             threshold=limits["change"],
         )
@@ -128,7 +135,8 @@ RULES = (
     Rule(
         name="loss_plateau",
         summary="average loss changed < change over the last `window` steps, or `share` of the run "
-        "if that is more; not during warmup or after the lr has decayed",
+        "if that is more; an info once it has fallen; not during warmup or after the lr has "
+        "decayed",
         check=check_plateau,
         severity="warning",
         patience=2,

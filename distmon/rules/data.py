@@ -108,7 +108,7 @@ RULES = (
         severity="warning",
         patience=2,
         cooldown=30,
-        needs=(),
+        needs=("ranks.batch_hash",),
         advice=(
             "check the data loader: an iterator that is created anew in each step, a worker that "
             "ended, a sampler whose seed is reset",
@@ -120,6 +120,7 @@ RULES = (
         summary="data-parallel ranks have equal hashes of their batches",
         check=check_shared,
         severity="warning",
+        needs=("ranks.batch_hash",),
         patience=2,
         cooldown=30,
         advice=(

@@ -71,7 +71,7 @@ def configure(rules: Sequence[Rule], settings: Mapping[str, RuleConfig]) -> list
 def _number(value: Any, key: str) -> float:
     """Convert to float; YAML parses 1e-9 as a string because it has no dot."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             return float(value)
     raise ConfigError(f'bad value {value!r} for "{key}": it must be a number')
 
@@ -137,10 +137,12 @@ class RuleEngine:
 
     def severity(self, name: str) -> Severity | None:
         """Return the configured severity of a rule; None when the rule is disabled."""
-        for active in self._active:
-            if active.rule.name == name:
-                return active.severity or active.rule.severity
-        return None
+        return severity_of(self._active, name)
+
+    def without_data(self) -> tuple[str, ...]:
+        """Return the rules that no record had the data for: their silence says nothing."""
+        names = (active.rule.name for active in self._active)
+        return tuple(name for name in names if not self.states[name].observation)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a JSON-serializable state that is independent of rank and world size."""
@@ -162,14 +164,26 @@ class RuleEngine:
             self.diagnosis.load_state_dict(state["diagnosis"])
 
 
+def severity_of(active: Sequence[ActiveRule], name: str) -> Severity | None:
+    """Return the configured severity of a rule; None when the rule is disabled."""
+    for each in active:
+        if each.rule.name == name:
+            return each.severity or each.rule.severity
+    return None
+
+
 def _has_one(record: Record, needs: Sequence[str]) -> bool:
     """Return whether the record has one of the parts that the rule needs."""
     if not needs:
         return not record.partial
-    return any(
-        metric(record, part) is not None if "/" in part else bool(getattr(record, part))
-        for part in needs
-    )
+    return any(_has(record, part) for part in needs)
+
+
+def _has(record: Record, part: str) -> bool:
+    if part.startswith("ranks."):
+        values = record.ranks.get(part.removeprefix("ranks."))
+        return values is not None and bool(np.isfinite(values).any())
+    return metric(record, part) is not None if "/" in part else bool(getattr(record, part))
 
 
 def _fire(

@@ -38,6 +38,15 @@ def _share(evaluation: Evaluation, memory: Memory) -> float:
     return (evaluation.step - before) / evaluation.step if evaluation.step > 0 else 1.0
 
 
+def _matters(record: Record, difference: float, share: float) -> bool:
+    """Return whether a difference of losses is a part of the progress that the run has made.
+
+    Of a loss near zero, or one that has no natural zero, a relative difference means nothing.
+    """
+    start, best = record.history.start, record.history.best
+    return start is None or best is None or difference > share * (start - best)
+
+
 def _at(evaluation: Evaluation) -> str:
     return f"at evaluation {evaluation.number} (step {evaluation.step})"
 
@@ -58,25 +67,29 @@ def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
                 message=f"the validation loss {moved} {_at(each)}, from {before:.4g} to "
                 f"{each.val_loss:.4g} (poor below {limits['poor']:.0%}, good above "
                 f"{limits['good']:.0%})",
+                severity="info" if record.history.has_fallen else None,
                 measured=rate,
                 threshold=limits["poor"],
             )
 
 
 def check_overfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Find a validation loss above the training loss."""
+    """Find a validation loss above the training loss; an info while it still improves."""
     for each in record.evaluations:
         gap = _number(each.gap)
         mild = limits["mild"] < gap <= limits["severe"] and _early(each, limits)
         if not mild and not gap > (1 - MARGIN) * limits["severe"]:
             continue
+        if not _matters(record, each.val_loss - _number(each.train_loss), limits["progress"]):
+            continue
+        improves = each.improvement is None or each.improvement > limits["improves"]
         limit = limits["mild" if mild else "severe"]
         yield Finding(
             key="gap",
             message=f"{'mild' if mild else 'severe'} overfitting {_at(each)}: the validation loss "
             f"{each.val_loss:.4g} is {gap:.0%} above the training loss "
             f"{_number(each.train_loss):.4g} (limit {limit:.0%})",
-            severity="info" if mild else None,
+            severity="info" if mild or improves else None,
             measured=gap,
             threshold=limit,
             fading=gap <= limit,
@@ -96,6 +109,8 @@ def check_increase(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         memory["apart"] = memory.get("apart", 0) + 1 if diverging else 0
         above = (each.val_loss - best) / best if best > 0 else 0.0
         training = ", while the training loss falls" if diverging else ""
+        if not _matters(record, each.val_loss - best, limits["progress"]):
+            continue
         if above > (1 - MARGIN) * limits["rise"]:
             yield Finding(
                 key="increase",
@@ -126,6 +141,7 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
                 message=f"the validation loss has hardly changed for {each.unchanged} evaluations "
                 f"(each by less than 1%); it is {each.val_loss:.4g} {_at(each)}",
                 advice=(lower_lr(record), *_ADVICE_PLATEAU[1:]),
+                severity="info" if record.history.has_fallen else None,
                 measured=float(each.unchanged),
                 threshold=limits["evaluations"],
             )
@@ -154,7 +170,12 @@ def check_lr(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding
         if _share(each, memory) < limits["share"] or each.number != 2:
             continue
         rate = _number(each.improvement)
+        risen = each.val_loss - each.val_loss / (1 - rate) if rate < 0 else 0.0
         if -rate > limits["spiked"]:
+            # While the training loss falls, the model overfits; the rate is not to blame.
+            overfits = _number(each.train_improvement) > 0
+            if overfits or not _matters(record, risen, limits["progress"]):
+                continue
             yield Finding(
                 key="high",
                 message=f"the validation loss rose by {-rate:.0%} to {each.val_loss:.4g} between "
@@ -194,12 +215,14 @@ _ADVICE_LR = (
 )
 
 
+_PROGRESS = {"progress": Threshold(0.05, "share of the progress so far that counts")}
 _UNTIL = {"until_evaluation": Threshold(3, "last evaluation that the rule checks; 0: no limit")}
 
 RULES = (
     Rule(
         name="slow_improvement",
-        summary="validation loss better by < poor; not when the lr has decayed",
+        summary="validation loss better by < poor; an info once the loss has fallen; not when the "
+        "lr has decayed",
         check=check_slow,
         severity="warning",
         needs=("evaluations",),
@@ -219,7 +242,7 @@ RULES = (
     Rule(
         name="eval_plateau",
         summary="validation loss changed < 1% in each of `evaluations`; not when the lr has "
-        "decayed",
+        "decayed; an info once the loss has fallen",
         check=check_plateau,
         severity="warning",
         needs=("evaluations",),
@@ -228,14 +251,16 @@ RULES = (
     ),
     Rule(
         name="overfit",
-        summary="validation above training loss by > severe; > mild (info) until "
-        "`until_evaluation`",
+        summary="validation above training loss by > severe, an info while it improves; > mild "
+        "(info) until `until_evaluation`",
         check=check_overfit,
         severity="warning",
         needs=("evaluations",),
         thresholds={
             "mild": Threshold(0.1, "gap above which it is mild"),
             "severe": Threshold(0.3, "gap above which it is severe"),
+            "improves": Threshold(0.01, "improvement of the validation loss that makes it an info"),
+            **_PROGRESS,
             **_UNTIL,
         },
         advice=(
@@ -255,6 +280,7 @@ RULES = (
             "rise": Threshold(0.1, "above the best validation loss"),
             "apart": Threshold(2, "evaluations in a row that rise while training falls"),
             "noise": Threshold(0.01, "relative rise that is ignored as noise"),
+            **_PROGRESS,
         },
         advice=(
             "resume from the checkpoint with the best validation loss",
@@ -286,6 +312,7 @@ RULES = (
         thresholds={
             "moved": Threshold(0.01, "relative change below which the lr is too low"),
             "spiked": Threshold(0.1, "relative rise above which the lr is too high"),
+            **_PROGRESS,
             "share": Threshold(0.33, "minimum share of the run between the two"),
         },
         advice=_ADVICE_LR,

@@ -144,7 +144,7 @@ class _Reader:
                 raise self._error("it contains True or False; compare metrics with numbers")
             case ast.Constant(value=int() | float() as number):
                 if abs(number) > 1e300:
-                    raise self._error(f"the number {number:.3g} is too large")
+                    raise self._error("a number in it is too large")
             case ast.Name() | ast.Constant(value=str()):
                 self._metric(node)
             case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd(), operand=operand):

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distmon.record.record import NO_UPDATE, ParamTable, Record
-from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
+from distmon.record.record import NO_UPDATE, Column, ParamTable, Record
+from distmon.rules.base import (
+    Finding,
+    Limits,
+    Memory,
+    Rule,
+    Threshold,
+    metric,
+    name_some,
+)
 from distmon.rules.layer_stacks import fingerprint
 
 # Half a unit in the last place is about 2e-3 of a bf16 weight, 2e-4 of fp16 and 3e-8 of fp32.
 _COARSE_ROUNDING = 1e-5
+_UNMOVED = 1e-7
+"""Relative difference of a norm or mean that the order of a sum can make in float64."""
+_CONVERGED = 0.01
+"""Share of the first gradient norm at which a loss that has fallen counts as converged."""
 
 
 class _Reason(NamedTuple):
@@ -47,13 +60,14 @@ REASONS: Mapping[str, _Reason] = {
         "its gradient is exactly zero everywhere",
         (
             "look for dead units or a mask that multiplies its output by zero",
+            "check its initialization: a layer of zeros between two others gets no gradient",
             "check for gradients that underflow in fp16: raise the loss scale",
         ),
     ),
     "rounding": _Reason(
         "its updates are lost to rounding",
         (
-            "keep fp32 master weights for it, or use stochastic rounding",
+            "in bf16 or fp16 keep fp32 master weights for it, or use stochastic rounding",
             "raise the learning rate: an update below half a unit in the last place is lost",
         ),
     ),
@@ -67,8 +81,11 @@ REASONS: Mapping[str, _Reason] = {
 }
 
 
-def reason(table: ParamTable, i: int) -> str:
-    """Return why parameter `i` is not updated, as a key of REASONS."""
+def reason(table: ParamTable, i: int, adaptive: bool = True) -> str:
+    """Return why parameter `i` is not updated, as a key of REASONS.
+
+    `adaptive`: the optimizer divides a gradient by its own size, as Adam does.
+    """
     c = table.columns
     if c["requires_grad"][i] == 0:
         return "requires_grad"
@@ -80,24 +97,39 @@ def reason(table: ParamTable, i: int) -> str:
         return "zero_gradient"
     with np.errstate(invalid="ignore", divide="ignore"):
         coarseness = c["update_lost_bound"][i] / c["weight_norm"][i]
-        # Adam changes an element by about the learning rate in each step.
+        # Adam changes an element by about the learning rate in each step, SGD by it x gradient.
+        step = c["lr"][i] * (1.0 if adaptive else c["grad_norm"][i] / math.sqrt(_elements(c, i)))
         typical = c["update_lost_bound"][i] * c["weight_std"][i] / c["weight_norm"][i]
-    if coarseness > _COARSE_ROUNDING or c["lr"][i] < typical:
+    if coarseness > _COARSE_ROUNDING or step < typical:
         return "rounding"
     return "ignored"
+
+
+def _elements(columns: Mapping[str, Column], i: int) -> float:
+    """Return the number of elements, estimated as norm ** 2 / mean square."""
+    square = columns["weight_std"][i] ** 2 + columns["weight_mean"][i] ** 2
+    return float(columns["weight_norm"][i] ** 2 / square) if square > 0 else 1.0
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Yield one finding per frozen parameter, grouped by reason."""
     table = record.params
     c = table.columns
-    resting = _resting(table, memory, limits["gaps"])
-    negligible = _negligible(table, limits["negligible"])
+    had_gradient = _had_gradient(table, memory)
+    resting = resting_parameters(table, memory, limits["gaps"])
+    still = table.frozen(limits["ratio"])
+    moved = _moved(table, memory)
+    if _converged(record, still):
+        return
+    still &= ~moved & ~_negligible(table, limits["negligible"])
+    kinds = record.ranks.get("adaptive", np.ones(1))
     rounded: list[str] = []
-    for i in np.flatnonzero(table.frozen(limits["ratio"]) & ~negligible):
-        why = reason(table, int(i))
+    for i in np.flatnonzero(still):
+        why = reason(table, int(i), bool((kinds > 0).any()))
         if resting[i] and why in ("no_gradient", "zero_gradient"):
             continue
+        # A module that no loss has ever used, or a copy that is not trained, is often meant so.
+        unused = not had_gradient[i]
         if why == "rounding" and c["ndim"][i] < 2:
             rounded.append(table.names[i])
             continue
@@ -106,10 +138,11 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             words += f" ({c['update_lost_fraction'][i]:.0%} of its non-zero gradients)"
         yield Finding(
             key=table.names[i],
-            group=why,
+            group=f"{why} unused" if unused else why,
             message=words,
             params=(table.names[i],),
             advice=REASONS[why].advice,
+            severity="info" if unused else None,
             measured=float(c["update_ratio"][i]),
             threshold=limits["ratio"],
         )
@@ -127,7 +160,43 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         )
 
 
-def _resting(table: ParamTable, memory: Memory, gaps: float) -> NDArray[np.bool_]:
+def _had_gradient(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:
+    """Return the parameters that have had a gradient other than zero in this run."""
+    c, names = table.columns, fingerprint(table.names)
+    with np.errstate(invalid="ignore"):
+        had = (c["has_grad"] > 0) & ~(c["grad_zero_fraction"] == 1)
+    if memory.get("names") == names:
+        had[memory.get("had", [])] = True
+    memory["had"] = np.flatnonzero(had).tolist()
+    return np.asarray(had)
+
+
+def _moved(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:
+    """Return the parameters that differ from the observation before, whatever this step did.
+
+    An optimizer may step now and then (alternating, gradients accumulated inside), and weights may
+    be written without one (averages, codebooks). The same elements are read at each observation.
+    """
+    c, then = table.columns, memory.get("weights")
+    now = np.array([c["weight_norm"], c["weight_mean"]])
+    memory["weights"] = np.where(np.isfinite(now), now, 0.0).tolist()
+    if then is None or np.shape(then) != now.shape:
+        return np.zeros(len(table), dtype=bool)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((np.abs(now - np.array(then)) > _UNMOVED * np.abs(now)).any(axis=0))
+
+
+def _converged(record: Record, still: NDArray[np.bool_]) -> bool:
+    """Return whether nothing moves because an optimizer with a tolerance has come to its end."""
+    c, history = record.params.columns, record.history
+    trained = (c["requires_grad"] > 0) & (c["in_optimizer"] > 0) & (c["has_grad"] > 0)
+    if not trained.any() or not still[trained].all() or not history.has_fallen:
+        return False
+    norm, first = metric(record, "monitor/grad_norm"), history.first_norm
+    return norm is not None and first is not None and norm < _CONVERGED * first
+
+
+def resting_parameters(table: ParamTable, memory: Memory, gaps: float) -> NDArray[np.bool_]:
     """Return the parameters whose lack of a gradient is no longer than usual in this run.
 
     Experts without tokens and blocks that are skipped at random get no gradient in some steps. The
@@ -144,7 +213,7 @@ def _resting(table: ParamTable, memory: Memory, gaps: float) -> NDArray[np.bool_
     count = np.where(without, count + 1, 0)
     memory["names"], memory["without"] = fingerprint(table.names), count.tolist()
     memory["gap"] = longest
-    return np.asarray(count <= gaps * longest)
+    return np.asarray(without & (count <= gaps * longest))
 
 
 def _negligible(table: ParamTable, share: float) -> NDArray[np.bool_]:

@@ -21,6 +21,7 @@ from distmon.rules.base import (
     metric,
     name_some,
 )
+from distmon.rules.frozen import resting_parameters
 from distmon.rules.layer_stacks import Rows, fingerprint, roles_of_one_size
 from distmon.rules.lr_schedule import lr_phase
 from distmon.rules.second_sign import LOST, lost_progress
@@ -52,8 +53,10 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         return
     above = ratio > limits["ratio"]
     memory["above"] = memory.get("above", 0) + 1 if above else 0
-    # One batch alone may do that, and the loss goes on as before.
-    alone = above and memory["above"] < 2 and not (lost_progress(record) or 0.0) > LOST
+    # One batch alone may do that; and the gradients of a saddle point grow while the loss falls.
+    rises = (lost_progress(record) or 0.0) > LOST
+    falls = record.history.falls and record.history.has_fallen
+    alone = above and not rises and (memory["above"] < 2 or falls)
     critical = (ratio > limits["critical_ratio"] and not alone) or norm > limits["critical"]
     against = f"{ratio:.0f}x its median {usual:.3g}" if ratio > limits["ratio"] else "too large"
     yield Finding(
@@ -88,11 +91,14 @@ def _sensitive(record: Record, limits: Limits, memory: Memory) -> Iterator[Findi
     memory["sensitive"] = memory.get("sensitive", 0) + 1 if measured > limits["sensitive"] else 0
     if memory["sensitive"] >= limits["confirmed"]:
         name = record.params.names[row]
+        # A loss that comes down all the same has another unit than its gradients suggest.
+        learns = record.history.has_fallen and not (lost_progress(record) or 0.0) > LOST
         yield Finding(
             key="sensitive",
             message=f"gradient norm x weight norm of {name} is {measured:.0f}x the loss (limit "
             f"{limits['sensitive']:g}): a small change of it changes the loss many times",
             params=(name,),
+            severity="info" if learns else None,
             advice=(lower_lr(record), *_ADVICE_SENSITIVE),
             measured=measured,
             threshold=limits["sensitive"],
@@ -165,7 +171,9 @@ def check_imbalance(record: Record, limits: Limits, memory: Memory) -> Iterable[
     with np.errstate(invalid="ignore"):
         norms = c["grad_norm"] * before_clipping(record)
         learns = (c["requires_grad"] > 0) & (c["has_grad"] > 0) & np.isfinite(norms)
-    yield from _died(record, norms, memory)
+    resting = resting_parameters(record.params, memory, limits["gaps"])
+    yield from _died(record, np.where(resting, np.nan, norms), memory)
+    learns &= ~resting
     vanishing: dict[str, Finding] = {}
     for role, rows in roles_of_one_size(record.params, 2):
         known = rows[learns[rows]]
@@ -187,9 +195,9 @@ def _died(record: Record, norms: Column, memory: Memory) -> Iterator[Finding]:
     c, names = record.params.columns, record.params.names
     alive = np.isfinite(norms) & (norms > 0)
     before = np.zeros(len(names), dtype=bool)
-    if memory.get("names") == fingerprint(names):
+    if memory.get("table") == fingerprint(names):
         before[memory["alive"]] = True
-    memory["names"] = fingerprint(names)
+    memory["table"] = fingerprint(names)
     memory["alive"] = np.flatnonzero(alive | before).tolist()
     zero = (norms == 0) & (c["grad_zero_fraction"] == 1) & (c["ndim"] >= 2)
     for row in np.flatnonzero(zero & before & (c["requires_grad"] > 0)):
@@ -241,6 +249,7 @@ def _vanishing(
             f"norm {norms[first]:.2e}, {share:.2%} of the {norms[last]:.2e} of "
             f"{record.params.names[last]} (limit {limits['vanishing']:.0%})",
             layers=layers,
+            severity="info" if record.history.falls and record.history.has_fallen else None,
             measured=share,
             threshold=limits["vanishing"],
         )
@@ -278,7 +287,7 @@ RULES = (
     Rule(
         name="grad_norm_high",
         summary="gradient norm (before clipping, where reported) > ratio times its median over the "
-        "last 32 observations; once, while the loss does not rise, an info",
+        "last 32 observations; an info once, and while the loss falls",
         check=check_high,
         severity="warning",
         needs=NORMS,
@@ -342,6 +351,7 @@ RULES = (
             "steady": Threshold(0.7, "share of layers from which to the next the norm rises"),
             "min_layers": Threshold(4, "layers of one role and size that are compared"),
             "dead": Threshold(1e-6, "of the largest norm of the same role: no gradient reaches it"),
+            "gaps": Threshold(3, "times the longest time without a gradient that ended"),
             "exploding": Threshold(inf, "largest healthy norm; 100 in `absolute`"),
         },
         advice=(

@@ -19,7 +19,10 @@ def check_jump(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     lr, peak = metric(record, LR), record.history.lr_peak
     if lr is None or not peak or record.history.records < limits["history"]:
         return
-    if lr > limits["factor"] * peak:
+    # A rate that rises by a factor from observation to observation does so by its schedule.
+    last, *earlier = reversed(record.history.lrs)
+    growth = last / earlier[0] if earlier and earlier[0] > 0 else 1.0
+    if lr > limits["factor"] * max(1.0, growth) * peak:
         yield Finding(
             key="jump",
             message=f"the learning rate jumped to {number(lr)}, {lr / peak:.0f}x the highest "
@@ -36,16 +39,27 @@ def check_jump(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
 
 
 def check_zero(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find a learning rate of 0 that no decay explains."""
+    """Find a learning rate of 0 that no decay explains, or that training goes on with for long."""
     lr, peak = metric(record, LR), record.history.lr_peak
     if lr is None or lr > 0:
         memory.clear()
         return
     memory["count"] = memory.get("count", 0) + 1
+    since = memory.setdefault("since", record.step)
     before, *earlier = memory.setdefault("before", [*reversed(record.history.lrs)] or [0.0])
     falling = bool(earlier) and before < limits["falling"] * earlier[-1]
     if peak and (before < limits["decayed"] * peak or falling):
-        return  # the schedule has come to its end
+        # The schedule has come to its end, and the run should, too.
+        waited = record.step - since
+        if memory["count"] > limits["after_end"] and waited > limits["share"] * record.step:
+            yield Finding(
+                key="ended",
+                message=f"the learning rate has been 0 for {waited} steps, since its decay ended "
+                f"before step {since}: training goes on, but no parameter is updated",
+                measured=float(waited),
+                threshold=limits["share"] * record.step,
+            )
+        return
     if peak or memory["count"] >= limits["from_start"]:
         was = f"; it was {number(before)} at the observation before" if peak else " from the start"
         yield Finding(
@@ -125,7 +139,7 @@ RULES = (
     ),
     Rule(
         name="lr_zero",
-        summary="learning rate 0, not at the end of a decay",
+        summary="learning rate 0, not at the end of a decay, or for a tenth of the run after it",
         check=check_zero,
         severity="warning",
         cooldown=30,
@@ -133,6 +147,8 @@ RULES = (
         thresholds={
             "decayed": Threshold(0.1, "share of its peak below which a decay explains a rate of 0"),
             "falling": Threshold(0.9, "share of its value three observations before: it decays"),
+            "after_end": Threshold(5, "observations with a rate of 0 after a decay"),
+            "share": Threshold(0.1, "of the run that these have to be"),
             "from_start": Threshold(3, "observations with a rate of 0 from the start"),
         },
         advice=(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from math import fsum
 
 from distmon.record.record import Record
 from distmon.rules import advice
-from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
+from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric
 
 ADVICE = (
     "inspect the batch of that step: corrupt text, wrong labels, an outlier length",
@@ -49,9 +50,12 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         average = record.loss_ema.get(step, math.nan)
         ema = average if math.isfinite(average) else ema
     memory["ema"], memory["window"] = ema, [*window]
+    worst = worst or _from_the_start(record, limits)
     if worst and record.history.need_not_fall(record):
         worst = replace(worst, severity="info")
-    if worst:
+    if worst and worst.key == "start":
+        yield replace(worst, advice=(advice.lower_lr(record), "lengthen the warmup"))
+    elif worst:
         yield replace(worst, advice=(ADVICE[0], advice.tighten_clipping(record), *ADVICE[2:]))
 
 
@@ -75,6 +79,30 @@ def _is_unusual(
     logs = sorted(abs(math.log(b / a)) for a, b in pairwise(recent))
     noise = logs[len(logs) // 2] / (0.6745 * math.sqrt(2))
     return math.log(loss / mean) > limits["log_sigmas"] * noise
+
+
+def _from_the_start(record: Record, limits: Limits) -> Finding | None:
+    """Return the finding of a loss that the first steps raise, with updates that are large.
+
+    Such a run often comes down again to what the data gives without its inputs, and stays there.
+    """
+    losses = [loss for loss in record.losses.values() if math.isfinite(loss)]
+    ratio = metric(record, "monitor/update_ratio_median") or 0.0
+    if record.history.records or len(losses) < limits["after"] or ratio <= limits["large_update"]:
+        return None
+    first, later = losses[0], statistics.median(losses[1:])
+    rise = (later - first) / abs(first) if first else 0.0
+    if rise <= limits["first_rise"]:
+        return None
+    return Finding(
+        key="start",
+        message=f"the first {len(losses)} steps raised the loss from {first:.4g} to {later:.4g}, "
+        f"and a step changes half of the parameters by {ratio:.1%} of their norm (limits "
+        f"{limits['first_rise']:.0%} and {limits['large_update']:.0%}): the learning rate is too "
+        "high",
+        measured=rise,
+        threshold=limits["first_rise"],
+    )
 
 
 def _urgency(finding: Finding) -> tuple[bool, float]:
@@ -113,7 +141,8 @@ def _by_sigmas(step: int, loss: float, mean: float, std: float, limits: Limits) 
 RULES = (
     Rule(
         name="loss_spike",
-        summary="loss > 10x (critical 100x) its moving average, or 6 sigma over 128 steps",
+        summary="loss > 10x (critical 100x) its moving average, or 6 sigma over 128 steps, or "
+        "raised by the first steps with large updates",
         check=check,
         severity="warning",
         thresholds={
@@ -127,6 +156,8 @@ RULES = (
             "log_sigmas": Threshold(4, "standard deviations of the logarithm above the mean"),
             "after": Threshold(5, "steps before any test starts"),
             "progress": Threshold(0.1, "minimum rise as a share of the progress since the start"),
+            "first_rise": Threshold(0.15, "relative rise in the steps of the first observation"),
+            "large_update": Threshold(0.03, "median update ratio that goes with such a rise"),
             "min_rise": Threshold(0.1, "minimum relative rise for the statistical test"),
         },
         advice=ADVICE,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from distmon.collect.finite_watch import Evidence
+import numpy as np
+
 from distmon.record.record import Record
 from distmon.reduce.findings import NonFinite, NonFinitePlace
 from distmon.rules.alert import Alert, Severity
-from distmon.rules.base import Finding, Limits, Memory, Rule, name_some
+from distmon.rules.base import Finding, Limits, Memory, Rule, metric, name_some
+
+if TYPE_CHECKING:
+    from distmon.collect.finite_watch import Evidence
 
 ADVICE = (
     "resume from the last checkpoint before it, with a lower learning rate or skipping that batch",
@@ -21,6 +26,8 @@ ADVICE = (
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
     """Yield one finding while anything is not finite; it names the parameters where known."""
     found = record.nonfinite
+    if found is not None and _skipped(record, found):
+        return  # a GradScaler looks for its scale; `steps_skipped` counts how often
     if found is not None:
         yield Finding(
             key="nonfinite",
@@ -42,6 +49,20 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
             measured=float(count),
             threshold=0.0,
         )
+
+
+def _skipped(record: Record, found: NonFinite) -> bool:
+    """Return whether the step was skipped for it: weights and losses are as finite as before."""
+    if not record.ranks.get("skips_expected", np.ones(1)).any():
+        return False
+    skips = metric(record, "train/skipped_steps") or 0.0
+    spread = any(place.weight_nan or place.weight_inf for place in found.places)
+    return bool(
+        (skips or not record.applied)
+        and not spread
+        and found.places
+        and all(math.isfinite(loss) for loss in record.losses.values())
+    )
 
 
 def immediate_alert(evidence: Evidence, severity: Severity, rank: int, located_at: int) -> Alert:

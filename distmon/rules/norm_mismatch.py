@@ -19,7 +19,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     Clipping only makes gradients smaller: applied gradients above the reported norm prove that it
     is too small. A constant factor between both, while both vary, is no clipping either.
     """
-    reported, (applied, error) = metric(record, REPORTED), applied_norm(record)
+    reported, (applied, error) = metric(record, REPORTED), _stepped_norm(record)
     if (record.ranks.get("norm_reports", np.ones(1)) > 1).any():
         return  # one norm for each optimizer, none of which is the total
     ranks = record.ranks.get("reported_grad_norm", np.zeros(0))
@@ -50,6 +50,20 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         factor = float(np.median(factors))
         if factor < 1 - limits["tolerance"]:
             yield _finding(factor, reported, applied, limits)
+
+
+def _stepped_norm(record: Record) -> tuple[float | None, float]:
+    """Return the norm of the gradients of what the optimizers step, and its standard error.
+
+    A frozen backbone may keep gradients of an earlier training, and a parameter that no optimizer
+    has may get one; neither belongs to the norm that a trainer clips with.
+    """
+    total, error = applied_norm(record)
+    c = record.params.columns
+    stepped = (c["in_optimizer"] > 0) & (c["requires_grad"] > 0) & (c["has_grad"] > 0)
+    if total is None or stepped.all() or not stepped.any():
+        return total, error
+    return float(np.sqrt(np.nansum(c["grad_norm"][stepped] ** 2))), error
 
 
 def _finding(factor: float, reported: float, applied: float, limits: Limits) -> Finding:

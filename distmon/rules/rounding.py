@@ -8,10 +8,13 @@ import numpy as np
 
 from distmon.record.record import Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
+from distmon.rules.lr_schedule import lr_phase
 
 
-def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Find matrices most of whose elements have a gradient but do not move."""
+    if lr_phase(record, memory) in ("ending", "off"):
+        return  # updates become small on purpose
     c = record.params.columns
     with np.errstate(invalid="ignore"):
         lost = (c["update_lost_fraction"] > limits["fraction"]) & (c["ndim"] >= 2)
@@ -42,7 +45,8 @@ def _combine_messages(findings: Sequence[Finding]) -> str:
 RULES = (
     Rule(
         name="update_lost",
-        summary="share of a matrix's updates that is lost to rounding > fraction",
+        summary="share of a matrix's updates that is lost to rounding > fraction; not after the lr "
+        "has decayed",
         check=check,
         combine_messages=_combine_messages,
         severity="warning",
@@ -54,7 +58,8 @@ RULES = (
             "bound": Threshold(0.3, "of the update norm that rounding may have taken"),
         },
         advice=(
-            "keep fp32 master weights, or use stochastic rounding",
+            "in bf16 or fp16 keep fp32 master weights, or use stochastic rounding",
+            "check the learning rate and the clipping: both may make updates this small",
             "a larger batch with fewer, larger steps loses less than many small steps",
         ),
     ),

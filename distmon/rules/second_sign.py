@@ -16,8 +16,14 @@ NOISE: Final = 6.0
 """Standard deviations above its best: a loss that rises."""
 FEWEST_LOSSES: Final = 12
 """Steps before anything is known about the noise of the loss."""
+USUAL: Final = 1.5
+"""Times the largest rise that the run has recovered from lately: a rise that is not usual."""
 LOST: Final = 0.1
 """Share of the progress since the start that a rising loss has lost."""
+FLAT: Final = 0.3
+"""Share of its start that a loss has to fall by before its progress is the measure of a rise."""
+RESTART: Final = 1.5
+"""Times the learning rate of the best loss: the schedule has started again."""
 
 
 def second_sign(record: Record) -> str:
@@ -35,8 +41,10 @@ def second_sign(record: Record) -> str:
 def lost_progress(record: Record) -> float | None:
     """Return (now - best) / (start - best) of the loss; None when nothing can be said.
 
-    `now` is the median since the last record. It has to be above the best by more than noise. Of a
-    loss that never fell, the rise is counted in units of its start.
+    `now` is the median since the last record. It has to be above the best by more than the noise
+    from step to step, and by more than this run has risen and recovered before. Of a loss that
+    fell little, the rise is counted in units of its start. While a schedule starts again, at a rate
+    that the run has had before, a loss may rise as far as where it began.
     """
     history = record.history
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
@@ -44,8 +52,12 @@ def lost_progress(record: Record) -> float | None:
     if not losses or start is None or best is None or len(history.losses) < FEWEST_LOSSES:
         return None
     now = statistics.median(losses)
-    if now - best <= NOISE * history.noise:
+    if now - best <= max(NOISE * history.noise, USUAL * history.usual_rise):
         return 0.0
-    # The scale of the loss is where it started; a loss that fell by less is as good as flat.
-    progress = max(start - best, 0.05 * abs(start), NOISE * history.noise)
+    lr, then, peak = metric(record, "train/lr"), history.lr_at_best, history.lr_peak
+    if lr and then and peak and RESTART * then < lr <= 1.01 * peak and now < start:
+        return 0.0
+    # The scale of a loss above zero is where it started: one that fell by less is as good as flat.
+    flat = 0.0 if history.negative else FLAT * abs(start)
+    progress = max(start - best, flat, NOISE * history.noise)
     return (now - best) / progress if progress > 0 else None

@@ -85,6 +85,7 @@ RULES = (
         "steps",
         check=check_stale,
         severity="warning",
+        needs=("ranks.stale_grad_norm",),
         patience=2,
         cooldown=30,
         thresholds={"share": Threshold(1e-3, "of the norm that this step's backward adds")},
@@ -98,6 +99,7 @@ RULES = (
         summary="two backward passes of one step gave equal gradients",
         check=check_repeated,
         severity="warning",
+        needs=("ranks.repeated_backward",),
         patience=2,
         cooldown=30,
         advice=(
@@ -110,6 +112,7 @@ RULES = (
         summary="more BatchNorm or Dropout layers in eval mode during training than before",
         check=check_mode,
         severity="warning",
+        needs=("ranks.mode_layers",),
         cooldown=30,
         advice=(
             "call model.train() after each evaluation",

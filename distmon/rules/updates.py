@@ -10,10 +10,11 @@ from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, raise_lr, tighten_clipping
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric, name_some
 from distmon.rules.lr_schedule import lr_phase
+from distmon.rules.second_sign import lost_progress
 
 
 def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Find parameters with a large update ratio."""
+    """Find parameters with a large update ratio; an info while the loss comes down all the same."""
     if record.step <= limits["after_step"]:
         # Weights that start at zero have large ratios at first, but most do not start at zero.
         yield from _most(record, limits["ratio"])
@@ -32,10 +33,16 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
             message="",
             params=(name,),
             advice=(lower, "lengthen the warmup", tighten_clipping(record)),
+            severity="info" if _learns(record) else None,
             measured=float(ratio[i]),
             threshold=limit,
             fading=not ratio[i] > limit,
         )
+
+
+def _learns(record: Record) -> bool:
+    """Return whether the loss has come down and stays there: scale-free weights may turn fast."""
+    return record.history.has_fallen and not lost_progress(record)
 
 
 def _most(record: Record, limit: float) -> Iterable[Finding]:
@@ -48,6 +55,7 @@ def _most(record: Record, limit: float) -> Iterable[Finding]:
             message=f"one step changed half of the parameters by {median:.1e} of their norm or "
             f"more, more than {limit:.0e}",
             advice=(lower_lr(record), "lengthen the warmup", tighten_clipping(record)),
+            severity="info" if _learns(record) else None,
             measured=median,
             threshold=limit,
             fading=median <= limit,
@@ -55,7 +63,10 @@ def _most(record: Record, limit: float) -> Iterable[Finding]:
 
 
 def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Find parameters with a tiny update ratio that are not frozen."""
+    """Find parameters with a tiny update ratio that are not frozen.
+
+    Of a run that has converged all updates are tiny: then it has to be far below the others'.
+    """
     c = record.params.columns
     ratio, limit = c["update_ratio"], limits["ratio"]
     with np.errstate(invalid="ignore"):
@@ -64,8 +75,11 @@ def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
             (c["ndim"] >= limits["min_ndim"])
             & ~record.params.frozen()
             & (c["requires_grad"] > 0)
-            & ~(c["lr"] < limits["min_lr"])
+            & ~(c["lr"] < limits["decayed"] * (record.history.lr_peak or 0.0))
         )
+        if record.history.has_fallen:
+            moving = ratio[(ratio > 0) & (c["ndim"] >= limits["min_ndim"])]
+            near &= ratio < limits["others"] * (np.median(moving) if moving.size else 0.0)
     rows = np.flatnonzero(near)
     for i in rows[np.argsort(ratio[rows], kind="stable")]:
         name = record.params.names[i]
@@ -155,7 +169,7 @@ RULES = (
     ),
     Rule(
         name="update_ratio_low",
-        summary="0 < update_ratio < ratio for `patience` observations while lr >= min_lr",
+        summary="0 < update_ratio < ratio for `patience` observations while the lr has not decayed",
         check=check_low,
         combine_messages=lambda findings: _combine_messages(findings, "less than"),
         severity="warning",
@@ -163,7 +177,8 @@ RULES = (
         needs=("params",),
         thresholds={
             "ratio": Threshold(1e-7, "smallest healthy update ratio"),
-            "min_lr": Threshold(1e-7, "a smaller learning rate explains a small ratio"),
+            "decayed": Threshold(1e-3, "share of the highest lr below which it explains the ratio"),
+            "others": Threshold(1e-3, "of the median of the others, once the loss has fallen"),
             "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },
         advice=_ADVICE_LOW,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distmon.errors import DistmonError
+from distmon.own_threads import OwnThread
 
 
 class UserCodeTimeoutError(DistmonError):
@@ -33,10 +34,7 @@ class UserCode:
         """
         if self._calls is None:
             self._calls = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=_serve, args=(self._calls,), name="distmon-user-code", daemon=True
-            )
-            thread.start()
+            OwnThread(_serve, "user-code", args=(self._calls,)).start()
         call = _Call(function, args)
         self._calls.put(call)
         if not call.ended.wait(self._seconds):

@@ -6,13 +6,19 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from distmon.record.record import Record
+from distmon.record.record import Column, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
 from distmon.rules.layer_stacks import fingerprint
+from distmon.rules.second_sign import lost_progress
 
 
-def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Find a matrix that changed by more than its updates can have done."""
+def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Find a matrix that changed by more than its updates can have done.
+
+    The learning rate of the steps between is not known: updates may have been as large as at the
+    observation before, or as large as a rate that is higher by now or then.
+    """
+    before, at = _updates_before(record, memory)
     jump = record.ranks.get("weight_jump")
     if jump is None or not np.isfinite(jump).any():
         return
@@ -21,6 +27,9 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     row = int(record.ranks["weight_jump_row"][rank])
     if not 0 <= row < len(record.params):
         return
+    norm = float(record.params.columns["weight_norm"][row])
+    if before is not None and norm > 0:
+        expected = max(expected, (record.step - at) * float(before[row]) / norm)
     change, name = float(jump[rank]), record.params.names[row]
     if change > limits["change"] and change > limits["factor"] * expected:
         yield Finding(
@@ -34,10 +43,22 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         )
 
 
+def _updates_before(record: Record, memory: Memory) -> tuple[Column | None, int]:
+    """Return the update norms of the observation before and its step, and keep those of this."""
+    names = fingerprint(record.params.names)
+    updates = record.params.columns["update_norm"]
+    then, at = memory.get("updates"), memory.get("step", 0)
+    same = memory.get("names") == names and then is not None
+    memory["names"], memory["step"] = names, record.step
+    memory["updates"] = np.where(np.isfinite(updates), updates, 0.0).tolist()
+    return (np.array(then) if same else None), at
+
+
 def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Find matrices whose norm falls to a small share of the largest that they had.
 
-    While the loss still falls it is an info: weights of plain SGD with weight decay shrink a lot.
+    While the loss falls, or stays at its best, it is an info: weights that are regularized or
+    pruned shrink a lot, and a loss that has come down says that they can.
     """
     c, names = record.params.columns, record.params.names
     norms = np.where(np.isfinite(c["weight_norm"]), c["weight_norm"], 0.0)
@@ -50,13 +71,15 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     rows = np.flatnonzero(fallen & (c["update_ratio"] > 0))
     if not rows.size:
         return
-    i, falls = int(rows[np.argmin(share[rows])]), record.history.falls
+    i, history = int(rows[np.argmin(share[rows])]), record.history
+    # Of a loss that has risen above its noise, or never came down, the weights are to blame.
+    harmless = history.falls or (history.has_fallen and lost_progress(record) == 0.0)
     yield Finding(
         key="collapse",
         message=f"the norms of {len(rows)} matrices collapse: that of {names[i]} has fallen to "
         f"{norms[i]:.3g}, {share[i]:.0%} of its {peak[i]:.3g} (limit {limits['share']:.0%})"
-        f"{'' if falls else ', and the loss no longer falls'}",
-        severity="info" if falls else None,
+        f"{'' if harmless else ', and the loss no longer falls'}",
+        severity="info" if harmless else None,
         params=tuple(names[row] for row in rows),
         measured=float(share[i]),
         threshold=limits["share"],
@@ -64,7 +87,11 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
 
 
 def check_rows(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find a matrix whose largest element grows fast and leaves the others behind."""
+    """Find a matrix whose largest element grows fast and leaves the others behind.
+
+    A table that starts near zero grows by any factor, but slower and slower: what explodes has
+    grown by `lately` since the observation before, too.
+    """
     c, names = record.params.columns, record.params.names
     largest = np.where(np.isfinite(c["weight_absmax"]), c["weight_absmax"], 0.0)
     same = memory.get("names") == fingerprint(names)
@@ -74,7 +101,8 @@ def check_rows(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     with np.errstate(divide="ignore", invalid="ignore"):
         peak = largest / np.hypot(c["weight_std"], c["weight_mean"])
         growth = np.where(then > 0, largest / then, 0.0)
-        apart = (growth > limits["growth"]) & (peak > limits["peak"]) & (c["ndim"] >= 2)
+        lately = largest > limits["lately"] * np.array(past[-2:][0])
+        apart = (growth > limits["growth"]) & (peak > limits["peak"]) & (c["ndim"] >= 2) & lately
     rows = np.flatnonzero(apart)
     for i in rows[np.argsort(-growth[rows], kind="stable")]:
         yield Finding(
@@ -139,6 +167,7 @@ RULES = (
             "growth": Threshold(8.0, "times its lowest value in the window"),
             "peak": Threshold(6.0, "times the root mean square"),
             "window": Threshold(10, "observations"),
+            "lately": Threshold(1.3, "times its value at the observation before"),
         },
         advice=(
             "look at the rows with the largest norm: tokens or items that are in every batch, "

@@ -86,8 +86,11 @@ def check_init(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         return
     std = record.params.columns["weight_std"]
     numel = sizes(record.params)
+    with np.errstate(invalid="ignore"):
+        # What training has made of a weight since, above all of one that began at zero.
+        changed = record.params.columns["update_ratio"] * record.step > limits["changed"]
     for role, rows in roles_of_one_size(record.params, limits["min_ndim"]):
-        known = rows[np.isfinite(std[rows]) & (std[rows] > 0)]
+        known = rows[np.isfinite(std[rows]) & (std[rows] > 0) & ~changed[rows]]
         if len(known) < 2 or numel[known].min() < limits["min_size"]:
             continue  # the variance of few elements is noise
         variance = std[known] ** 2
@@ -162,6 +165,7 @@ RULES = (
             "ratio": Threshold(10, "times the smallest variance of the same role"),
             "until_step": Threshold(10, "last step that is evaluated"),
             "min_size": Threshold(128, "elements: the variance of fewer is noise"),
+            "changed": Threshold(1.0, "steps x update ratio of a weight that is no longer initial"),
             "first_until": Threshold(200, "last step at which the first observation is evaluated"),
             "min_ndim": Threshold(2, "parameters with fewer dimensions are not evaluated"),
         },

@@ -2,61 +2,74 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
-from distmon.errors import RunFolderError
 from distmon.runs import params_file
+from distmon.runs.arrow_stream import Damage
+from distmon.untrusted.documents import parse_json
+from distmon.untrusted.files import open_regular, size_text
+from distmon.untrusted.values import BadValueError, Dropped
+
+LONGEST_LINE: Final = 64 << 20
+"""Bytes of an entry: one of 16 000 ranks has 10 MB."""
+MOST_BYTES: Final = 1 << 30
+"""Bytes of a file in one reading. Of a larger file the newest are read; the rest is named."""
+_CHUNK: Final = 1 << 20
+
+Check = Callable[[dict[str, Any], Dropped], dict[str, Any]]
 
 
 class LineTail:
     """`records.jsonl` or `alerts.jsonl`: one entry per line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Check) -> None:
+        """`check` returns an entry whose values have the right types; see `runs.entries`."""
         self.path = path
+        self._check = check
         self._offset = 0
         self._number = 0
-        """Lines before the offset."""
+        """Lines between the first one that was read and the offset."""
+        self.left_out = 0
+        """Bytes at the start of the file that are never read."""
 
     def read(self, problems: list[str]) -> list[dict[str, Any]]:
         """Return the entries of the complete lines since the last call.
 
         A line without an end is left for the next call, and is a problem unless it is whole.
         """
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise RunFolderError(f"cannot read {self.path}: {error.strerror or error}") from None
         entries: list[dict[str, Any]] = []
         broken: list[int] = []
-        lines = content.split(b"\n")
-        tail = lines.pop()
-        for line in lines:
+        dropped = Dropped()
+        tail = b""
+        for line, ended in self._lines(problems):
+            if not ended:
+                tail = line
+                break
             self._number += 1
             self._offset += len(line) + 1
             if line.strip():
-                entry = _parse(line)
+                entry = self._parse(line, dropped)
                 entries.append(entry) if entry is not None else broken.append(self._number)
         if tail.strip():
-            entry = _parse(tail)
+            entry = self._parse(tail, dropped)
             if entry is not None:
                 self._offset += len(tail)
                 entries.append(entry)
             else:
                 problems.append(
-                    f"{self.path.name} ends in the middle of line {self._number + 1}: "
-                    f"its last {len(tail)} bytes are ignored"
+                    f"{self.path.name} ends in the middle of line {self._number + 1}"
+                    f"{self._counted_from()}: its last {len(tail)} bytes are ignored"
                 )
         if broken:
             shown = ", ".join(map(str, broken[:5])) + (", ..." if len(broken) > 5 else "")
             count = "1 broken line" if len(broken) == 1 else f"{len(broken)} broken lines"
-            problems.append(f"{self.path.name} has {count}, skipped: line {shown}")
+            problems.append(
+                f"{self.path.name} has {count}, skipped: line {shown}{self._counted_from()}"
+            )
+        problems += dropped.sentence(self.path.name)
         return entries
 
     @property
@@ -66,6 +79,83 @@ class LineTail:
             return self.path.stat().st_size < self._offset
         except OSError:
             return self._offset > 0
+
+    def _lines(self, problems: list[str]) -> Iterator[tuple[bytes, bool]]:
+        """Yield each line, and whether it has its end; of a line that is too long nothing."""
+        try:
+            file = open_regular(self.path, follow_links=False)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            problems.append(f"cannot read {self.path.name}: {error.strerror or error}")
+            return
+        with file:
+            try:
+                if self._offset == 0:
+                    self._skip_oldest(file, problems)
+                file.seek(self._offset)
+            except OSError as error:
+                problems.append(f"cannot read {self.path.name}: {error.strerror or error}")
+                return
+            start = self._offset
+            while True:
+                if self._offset - start >= MOST_BYTES:
+                    if file.read(1):
+                        problems.append(
+                            f"{self.path.name} is read up to byte {self._offset}; the rest is "
+                            "left to the next reading"
+                        )
+                    return
+                try:
+                    line = file.readline(LONGEST_LINE + 1)
+                except OSError as error:
+                    problems.append(f"cannot read {self.path.name}: {error.strerror or error}")
+                    return
+                if line.endswith(b"\n"):
+                    yield line[:-1], True
+                elif len(line) <= LONGEST_LINE:
+                    if line:
+                        yield line, False
+                    return
+                else:
+                    self._number += 1
+                    limit = size_text(LONGEST_LINE)
+                    problems.append(
+                        f"{self.path.name}: line {self._number}{self._counted_from()} is longer "
+                        f"than {limit}, skipped"
+                    )
+                    self._offset += len(line)
+                    skipped = 0
+                    while not line.endswith(b"\n"):
+                        line = file.readline(_CHUNK)
+                        self._offset += len(line)
+                        skipped += len(line)
+                        if not line or skipped > LONGEST_LINE:
+                            return
+
+    def _skip_oldest(self, file: BinaryIO, problems: list[str]) -> None:
+        """Start a file that is too large at the first whole line of its newest part."""
+        size = os.fstat(file.fileno()).st_size
+        if size <= MOST_BYTES:
+            return
+        file.seek(size - MOST_BYTES - 1)  # a line may start exactly at the limit
+        if not file.readline(LONGEST_LINE + 1).endswith(b"\n"):
+            return  # no lines there: read it from its start, as far as it has some
+        self._offset = self.left_out = file.tell()
+        problems.append(
+            f"{self.path.name} has {size_text(size)}: its oldest {size_text(self.left_out)} are "
+            "left out"
+        )
+
+    def _counted_from(self) -> str:
+        return f" after the first {self.left_out} bytes" if self.left_out else ""
+
+    def _parse(self, line: bytes, dropped: Dropped) -> dict[str, Any] | None:
+        try:
+            entry = parse_json(line)
+            return self._check(entry, dropped) if isinstance(entry, dict) else None
+        except (ValueError, BadValueError):
+            return None
 
 
 class ParamTail:
@@ -88,33 +178,18 @@ class ParamTail:
     def _batches(
         self, file: Path, position: params_file.Position, problems: list[str]
     ) -> Iterator[Any]:
-        skipped = 0
+        damage = Damage()
         try:
-            for batch in params_file.read_batches(file, position):
-                if batch is None:
-                    skipped += 1
-                else:
-                    yield batch
-            dropped = params_file.bytes_after(file, position)
+            yield from params_file.read_batches(file, position, damage)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise RunFolderError(f"cannot read {file}: {error.strerror or error}") from None
-        if dropped:
+            problems.append(f"cannot read {file.name}: {error.strerror or error}")
+            return
+        if damage.tail:
             problems.append(
-                f"{file.name} ends in the middle of an entry: its last {dropped} bytes are ignored"
+                f"{file.name} ends in the middle of an entry: its last {damage.tail} bytes are "
+                "ignored"
             )
-        if skipped:
-            problems.append(f"{file.name} has {skipped} damaged entries, skipped")
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return None
-    if not isinstance(entry.setdefault("attempt", 0), int):
-        return None
-    return entry
+        if damage.entries:
+            problems.append(f"{file.name} has {damage.entries} damaged entries, skipped")

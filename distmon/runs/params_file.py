@@ -1,7 +1,7 @@
-"""`params.arrow`: its schema, and how the stream is read when its end is missing.
+"""`params.arrow`: its schema, and how the stream is read when parts of it are missing.
 
 An Arrow IPC stream is a schema message followed by one message per batch. Each message is
-self-contained, so a truncated file can be read up to the end of its last complete message.
+self-contained, so a damaged file can be read except for its damaged messages.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from distmon.metrics import PARAM_METRICS, PERCENTILE_METRICS
 from distmon.record.record import Record
+from distmon.runs.arrow_stream import Damage, messages
 
 VALUE_COLUMNS: Final[tuple[str, ...]] = tuple(m.name for m in (*PARAM_METRICS, *PERCENTILE_METRICS))
-END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def schema() -> Any:
@@ -65,19 +65,9 @@ def batch_message(record: Record, attempt: int) -> bytes:
 
 
 def whole_messages(path: Path, start: int = 0) -> Iterator[tuple[Any, int]]:
-    """Yield each complete message with the offset of its end; stop where the file is truncated."""
-    with pa.OSFile(str(path), "rb") as file:
-        file.seek(start)
-        try:
-            messages = pa.ipc.MessageReader.open_stream(file)
-        except (pa.ArrowInvalid, OSError):
-            return
-        while True:
-            try:
-                message = messages.read_next_message()
-            except (StopIteration, pa.ArrowInvalid, OSError):
-                return
-            yield message, file.tell()
+    """Yield each whole message with the offset of its end; damaged parts are left out."""
+    for message in messages(path, start, Damage()):
+        yield message.content, message.end
 
 
 @dataclass
@@ -90,38 +80,41 @@ class Position:
     """Of the file; None before it was read."""
 
 
-def read_batches(path: Path, position: Position) -> Iterator[Any]:
-    """Yield the complete batches after `position`, and advance it; None for a damaged batch.
+def read_batches(path: Path, position: Position, damage: Damage) -> Iterator[Any]:
+    """Yield the whole batches after `position`, and advance it; `damage` counts the others.
 
-    Raises OSError when the file cannot be opened.
+    Their columns have the types of `schema`; a column of another type is left out. Raises OSError
+    when the file cannot be opened.
     """
-    for message, offset in whole_messages(path, position.offset):
-        batch = None
+    for message in messages(path, position.offset, damage):
+        position.offset = message.end
         try:
-            if position.schema is None:
-                position.schema = pa.ipc.read_schema(message)
-                position.offset = offset
+            if message.is_schema:
+                position.schema = pa.ipc.read_schema(message.content)
                 continue
-            batch = pa.ipc.read_record_batch(message, position.schema)
-            # Without it, a damaged string column could crash the reader of the table.
-            batch.validate(full=True)
-        except (pa.ArrowException, OSError):
-            if position.schema is None:
-                return
-            batch = None
-        position.offset = offset
+            # Without the schema at its start a file of this version can still be read.
+            found = pa.ipc.read_record_batch(message.content, position.schema or schema())
+            # Otherwise a damaged string column could crash the reader of the table.
+            found.validate(full=True)
+            batch = _usable(found)
+        except (pa.ArrowException, OSError, ValueError):
+            damage.entries += 1
+            continue
         yield batch
 
 
-def bytes_after(path: Path, position: Position) -> int:
-    """Return the size of the truncated message at the end."""
-    dropped = path.stat().st_size - position.offset
-    if dropped == len(END_OF_STREAM) and position.schema is not None:
-        with open(path, "rb") as file:
-            file.seek(position.offset)
-            if file.read() == END_OF_STREAM:
-                return 0
-    return dropped
+def _usable(batch: Any) -> Any:
+    """Return the columns that readers can rely on; ValueError without step, attempt and name."""
+    expected = schema()
+    columns: dict[str, Any] = {}
+    for at, field in enumerate(batch.schema):
+        known = expected.field(field.name).type if field.name in expected.names else pa.float64()
+        if field.type == known:
+            columns.setdefault(field.name, batch.column(at))
+    keys = [columns.get(key) for key in ("step", "attempt", "name")]
+    if any(column is None or column.null_count for column in keys):
+        raise ValueError("step, attempt or name is missing")
+    return pa.record_batch([*columns.values()], names=[*columns])
 
 
 def set_aside_files(current: Path) -> list[Path]:
@@ -129,7 +122,7 @@ def set_aside_files(current: Path) -> list[Path]:
     numbered: list[tuple[int, Path]] = []
     for path in current.parent.glob(f"{current.stem}.*{current.suffix}"):
         number = path.name.removeprefix(f"{current.stem}.").removesuffix(current.suffix)
-        if number.isdigit():
+        if number.isascii() and number.isdigit() and len(number) < 10:
             numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]
 

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from rich.table import Table
 
-from distmon.metrics import RENAMED, current_name
 from distmon.record.summary_table import html_table, rich_table
-from distmon.runs import params_file
+from distmon.runs import entries, params_file
 from distmon.runs.file_tails import LineTail, ParamTail
-from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, read_info
+from distmon.runs.gaps import describe_gaps, missing_observations
+from distmon.runs.run_folder import ALERTS_FILE, GAPS_FILE, PARAMS_FILE, RECORDS_FILE, read_info
 
 
 @dataclass(frozen=True)
@@ -114,25 +114,26 @@ class RunTail:
         self._forget()
 
     def _forget(self) -> None:
-        self._records = LineTail(self.path / RECORDS_FILE)
-        self._alerts = LineTail(self.path / ALERTS_FILE)
+        self._records = LineTail(self.path / RECORDS_FILE, entries.record)
+        self._alerts = LineTail(self.path / ALERTS_FILE, entries.alert)
+        self._gaps = LineTail(self.path / GAPS_FILE, entries.gap)
         self._params = ParamTail(self.path / PARAMS_FILE)
 
     def read(self, *, all_attempts: bool = False) -> News:
         """Return what is new; raise RunFolderError when it is not a run folder."""
-        info = read_info(self.path)
+        problems: list[str] = []
+        info = read_info(self.path, problems)
         replaces = info["attempts"] != self._attempts or self._records.shrunk
         if replaces:
             # A resumed attempt replaces steps that were read: start over.
             self._attempts = info["attempts"]
             self._forget()
-        problems: list[str] = []
         records = _in_step_order(self._records.read(problems))
         alerts = _in_step_order(self._alerts.read(problems))
         params = self._params.batches(problems)
-        for record in records:
-            _rename_metrics(record)
-            _restore_nan(record)
+        problems += describe_gaps(self._gaps.read(problems))
+        if replaces:
+            problems += missing_observations(records, self._records.left_out > 0)
         last_steps = _last_steps(info)
         losses, loss_ema = _losses(records, last_steps, all_attempts)
         if not all_attempts:
@@ -201,26 +202,6 @@ def _losses(
             pairs = zip(record.get("loss_steps", ()), record.get(column, ()), strict=False)
             found.update({step: value for step, value in pairs if step <= last})
     return dict(sorted(values.items())), dict(sorted(averages.items()))
-
-
-def _rename_metrics(record: dict[str, Any]) -> None:
-    """Give the metrics of an older version the names that they have now."""
-    for key in ("metrics", "ranks"):
-        if RENAMED.keys() & record.get(key, {}).keys():
-            record[key] = {current_name(name): value for name, value in record[key].items()}
-
-
-def _restore_nan(record: dict[str, Any]) -> None:
-    """Replace null by NaN in place: JSON has no NaN, so non-finite values are written as null."""
-    for key in ("loss_values", "loss_ema"):
-        if key in record:
-            record[key] = [math.nan if value is None else value for value in record[key]]
-    for key in ("metrics", "ranks"):
-        for name, value in record.get(key, {}).items():
-            if value is None:
-                record[key][name] = math.nan
-            elif isinstance(value, list):
-                record[key][name] = [math.nan if item is None else item for item in value]
 
 
 def _in_step_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

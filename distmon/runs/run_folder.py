@@ -21,12 +21,20 @@ from typing import Any, Final, Self
 import numpy as np
 
 from distmon.errors import RunFolderError
+from distmon.runs.claim import Claim
+from distmon.runs.entries import FORMAT, run_info
+from distmon.untrusted.documents import parse_json
+from distmon.untrusted.files import is_file, is_folder, read_regular, replace_file
+from distmon.untrusted.values import Dropped
 
 RUN_FILE: Final = "run.json"
 RECORDS_FILE: Final = "records.jsonl"
 ALERTS_FILE: Final = "alerts.jsonl"
+GAPS_FILE: Final = "gaps.jsonl"
 PARAMS_FILE: Final = "params.arrow"
 TENSORBOARD_DIR: Final = "tb"
+LARGEST_INFO: Final = 256 << 20
+"""Bytes of `run.json`: 100 000 parameters take 15 MB."""
 
 
 class RunFolder:
@@ -40,10 +48,21 @@ class RunFolder:
         """Step after which this attempt continues; None until `begin_attempt`."""
         self.world_size: int | None = None
         """World size of this attempt; None until `begin_attempt`."""
+        self.claim: Claim | None = None
+        """That this process alone writes here; None where nothing was claimed."""
         self._info = info
+        self._unwritten = False
+        """Whether `run.json` lacks this attempt because it could not be written."""
         self._now = now
         # The wandb sink stores its id from its own thread while the trainer begins the attempt.
         self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to write to the same attempt."""
+        return {k: v for k, v in vars(self).items() if k not in ("_lock", "_now")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock(), _now=lambda: datetime.now(UTC))
 
     @classmethod
     def open(
@@ -64,9 +83,10 @@ class RunFolder:
         here.
         """
         folder = Path(path)
-        _check_writable(folder)
+        check_writable(folder)
         exists = os.path.lexists(folder / RUN_FILE)
         info = read_info(folder) if exists else {"attempts": [], "wandb_id": None}
+        info["format"] = FORMAT
         info["config"] = dict(config)
         info["versions"] = dict(installed_versions() if versions is None else versions)
         info["parameters"] = [dict(row) for row in parameters]
@@ -83,6 +103,21 @@ class RunFolder:
         """
         if self.resumed_from is not None:
             raise RunFolderError(f"attempt {self.attempt} of {self.path} has already begun")
+        self.note_attempt(resumed_from=resumed_from, world_size=world_size)
+        with self._lock:
+            self._unwritten = True
+            self._write()
+
+    def restore(self) -> None:
+        """Write `run.json` where it has been removed since, or could not be written before."""
+        with self._lock:
+            missing = self._unwritten or not os.path.lexists(self.path / RUN_FILE)
+            if self.resumed_from is not None and missing:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._write()
+
+    def note_attempt(self, *, resumed_from: int, world_size: int) -> None:
+        """Take notice of an attempt that another process adds to `run.json`. Safe to call twice."""
         entry = {
             "attempt": self.attempt,
             "resumed_from": resumed_from,
@@ -90,9 +125,31 @@ class RunFolder:
             "world_size": world_size,
         }
         with self._lock:
-            self.resumed_from, self.world_size = resumed_from, world_size
-            self._info["attempts"].append(entry)
-            self._write()
+            # A new list: another thread may be pickling the one before.
+            self._info["attempts"] = _by_number(self._info["attempts"], [entry])
+        self.resumed_from, self.world_size = resumed_from, world_size
+
+    def continue_attempt(self) -> None:
+        """Take over an attempt that was noted here from a process that ended.
+
+        What that process stored in `run.json` is kept, and the attempt is added if it is missing.
+        """
+        with self._lock:
+            try:
+                stored = read_info(self.path)
+            except RunFolderError:  # removed or damaged
+                stored = {"attempts": [], "wandb_id": None}
+            known = {entry["attempt"] for entry in stored["attempts"]}
+            self._info["attempts"] = _by_number(self._info["attempts"], stored["attempts"])
+            self._info["wandb_id"] = stored.get("wandb_id") or self._info.get("wandb_id")
+            if self.attempt not in known:
+                self._unwritten = True
+                self._write()
+
+    def release(self) -> None:
+        """Let another process continue this folder. Safe to call twice."""
+        if self.claim is not None:
+            self.claim.release()
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -137,6 +194,11 @@ class RunFolder:
         return self.path / ALERTS_FILE
 
     @property
+    def gaps_path(self) -> Path:
+        """Path of what sinks could not deliver, one JSON line per gap."""
+        return self.path / GAPS_FILE
+
+    @property
     def params_path(self) -> Path:
         """Path of the per-parameter history, an Arrow stream."""
         return self.path / PARAMS_FILE
@@ -148,29 +210,31 @@ class RunFolder:
 
     def _write(self) -> None:
         target = self.path / RUN_FILE
-        staged = self.path / f".{RUN_FILE}.{os.getpid()}"
-        text = strict_json(self._info, indent=2) + "\n"
         try:
-            # Plain open and not mkstemp, so that the file gets the permissions of the umask.
-            with open(staged, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(staged, target)
+            replace_file(target, _readable_json(self._info).encode())
             _sync_directory(self.path)
+            self._unwritten = False
         except OSError as error:
-            staged.unlink(missing_ok=True)
             raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from None
 
 
-def read_info(folder: Path) -> dict[str, Any]:
-    """Return the content of `run.json`; raise RunFolderError when it is missing or invalid."""
+def _by_number(*attempts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the attempts in order; of two with the same number the later one."""
+    found = {entry["attempt"]: entry for entries in attempts for entry in entries}
+    return [found[number] for number in sorted(found)]
+
+
+def read_info(folder: Path, problems: list[str] | None = None) -> dict[str, Any]:
+    """Return the content of `run.json`; raise RunFolderError when it is missing or invalid.
+
+    `problems` gets a sentence about values that had to be left out.
+    """
     target = folder / RUN_FILE
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
+    if not is_folder(folder):
+        what = "is a file" if is_file(folder) else "does not exist"
         raise RunFolderError(f"{folder} is not a run folder: it {what}")
     try:
-        info = json.loads(target.read_text(encoding="utf-8"))
+        content = parse_json(read_regular(target, LARGEST_INFO, follow_links=False))
     except FileNotFoundError:
         raise RunFolderError(f"{folder} is not a run folder: it has no {RUN_FILE}") from None
     except OSError as error:
@@ -179,17 +243,32 @@ def read_info(folder: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"{target} is not valid JSON ({error}); restore it or use another folder"
         ) from None
-    if not isinstance(info, dict) or not _are_attempts(info.get("attempts")):
-        raise RunFolderError(
-            f"{target} was not written by distmon: it has no list of numbered attempts; "
-            "use another folder"
-        )
+    dropped = Dropped()
+    info = run_info(content, str(target), dropped)
+    if problems is not None:
+        problems += dropped.sentence(RUN_FILE)
     return info
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
     """Return standard JSON: NaN and infinities become null, unknown objects their `str`."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False, default=str)
+
+
+def _readable_json(info: Mapping[str, Any]) -> str:
+    """Return JSON with a line for each key, and for each parameter.
+
+    Indenting everything would take Python 30 us and five lines for each of 100 000 parameters.
+    """
+    lines = []
+    for key, value in info.items():
+        if key == "parameters" and value:
+            entries = ",\n    ".join(json.dumps(entry, default=str) for entry in value)
+            text = f"[\n    {entries}\n  ]"
+        else:
+            text = strict_json(value, indent=2).replace("\n", "\n  ")
+        lines.append(f"  {json.dumps(str(key))}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def installed_versions() -> dict[str, str]:
@@ -215,25 +294,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _are_attempts(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("attempt"), int)
-        and isinstance(entry.get("resumed_from"), int)
-        for entry in value
-    )
-
-
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
+    """Create the folder if it is missing; RunFolderError when it cannot be written."""
     # A trial file and not os.access: root passes os.access on read-only file systems.
     trial = folder / f".writable.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         trial.touch()
         trial.unlink()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise RunFolderError(
-            f"cannot write the run folder {folder}: {error.strerror or error}; "
+            f"cannot write the run folder {folder}: {getattr(error, 'strerror', None) or error}; "
             "expected a directory that can be created and written"
         ) from None
 

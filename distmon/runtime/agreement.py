@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
+import distmon
 from csrc_triton.row_layout import MAX_COLUMNS, SUM_COLUMNS
 from distmon.collect.gradient_gain import Blocks
+from distmon.collect.inside.catalog import Catalog
 from distmon.config import MonitorConfig
 from distmon.errors import CollectiveError
 from distmon.record.statistics import Sampling
 from distmon.reduce.channel import Pending
-from distmon.reduce.process_group import Ranks, by_value, listed, minority
+from distmon.reduce.majority import by_value, listed, minority
+from distmon.reduce.process_group import Ranks
 from distmon.reduce.rank_slots import SLOT_SIZE
 from distmon.sampling.plan import SamplePlan
 from distmon.sampling.sample import hash48
@@ -33,7 +35,7 @@ def agreement_hashes(
     config: MonitorConfig,
     plan: SamplePlan,
     sampling: Sampling,
-    blocks: Blocks,
+    watched: tuple[Blocks, Catalog],
     partial_rows: Sequence[int],
 ) -> dict[str, int]:
     """Return 48 bits for each of COMPARED: what this rank samples, sends and decides by.
@@ -42,9 +44,9 @@ def agreement_hashes(
     """
     sent = (SLOT_SIZE, SUM_COLUMNS, MAX_COLUMNS, partial_rows)
     texts = (
-        f"{metadata.version('distmon')}{sent}",
+        f"{distmon.__version__}{sent}",
         config.model_dump_json(exclude=set(_MAY_DIFFER)),
-        f"{plan.plan_hash}{sampling.trainable.tolist()}{blocks}",
+        f"{plan.plan_hash}{sampling.trainable.tolist()}{watched}",
     )
     return {name: hash48(text) for name, text in zip(COMPARED, texts, strict=True)}
 
@@ -71,6 +73,12 @@ class StartAgreement:
         mine = torch.tensor([step, interval, next_observation, state_hash], dtype=torch.int64)
         self._table = self._ranks.table(mine)
         self._exchange = self._ranks.searches.launch((self._table, dist.ReduceOp.SUM))
+        self.check()
+
+    def join(self) -> None:
+        """Wait for the other ranks; as `check`, or CollectiveError at the timeout of the group."""
+        if self._exchange is not None:
+            self._exchange.join()
         self.check()
 
     def check(self) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
-from distmon.errors import CollectiveError
 from distmon.probe.partial_gradients import PartialGradients
 from distmon.record.builder import Observation
-from distmon.reduce.buffers import HostBuffers, Reduced
+from distmon.reduce.outbox import Shipment
+from distmon.reduce.reduced import Reduced
 from distmon.runtime.searches import LocalEvidence, Search, Searches
-
-_MOST_TRIES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -28,47 +26,26 @@ class InFlight:
     """This rank's own losses by step, on their device."""
 
 
-@dataclass
-class Landed:
-    """An observation that has been reduced, and that nobody has looked into."""
-
-    number: int
-    """1 for the first observation of the process."""
-    flight: InFlight
-    buffers: HostBuffers
-    partial: PartialGradients
-    searches: Searches
-    _tries: int = 0
-
-    def unpack(self) -> Arrived:
-        """Return it with its slots and searches.
-
-        Other ranks may depend on a search that this one does not enter: so it is tried again after
-        an error, and then raises a CollectiveError.
-        """
-        self._tries += 1
-        if self._tries > _MOST_TRIES:
-            raise CollectiveError(f"observation {self.number} cannot be read on this rank")
-        return Arrived(self)
-
-
 class Arrived:
     """The reduced numbers of one observation, and the searches that follow from them."""
 
-    def __init__(self, landed: Landed) -> None:
-        self.number = landed.number
-        self.local = landed.flight.local
-        self.buffers = landed.buffers
-        """Read when a record is derived; whoever holds this object gives them back."""
-        self.fields, _ = landed.buffers.read_slots()
-        self._flight = landed.flight
-        self._partial = landed.partial
+    def __init__(
+        self, shipment: Shipment[InFlight], partial: PartialGradients, searches: Searches
+    ) -> None:
+        assert shipment.buffers is not None
+        self.number = shipment.number
+        self.local = shipment.kept.local
+        self.buffers = shipment.buffers
+        """Read when a record is derived; the holder of this object gives them back."""
+        self.handed_over = False
+        """Whether the evaluation of this rank has it."""
+        self.fields, _ = self.buffers.read_slots()
+        self._flight = shipment.kept
+        self._partial = partial
         # Partial gradients are rows only after they were added up.
-        sampled = self._reduced if landed.partial.size else landed.buffers
+        sampled = self._reduced if partial.size else self.buffers
         self._sampled_nonfinite = sampled.sample_has_nonfinite
-        self.search: Search = landed.searches.begin(
-            self.fields, self._sampled_nonfinite, self.local
-        )
+        self.search: Search = searches.begin(self.fields, self._sampled_nonfinite, self.local)
 
     @cached_property
     def _reduced(self) -> Reduced:
@@ -89,11 +66,14 @@ class Arrived:
             fields=self.fields,
             losses=buffers.read_losses(self._flight.steps),
             blocks=buffers.blocks.numpy().copy(),
+            inside=buffers.inside.numpy().copy(),
+            inside_maxima=buffers.inside_maxima.numpy().copy(),
             applied=buffers.applied,
             sampled_nonfinite=self._sampled_nonfinite,
             nbytes=buffers.sizes.nbytes,
             interval=self._flight.interval,
             read=lambda: self._reduced,
+            number=self.number,
             nonfinite=found.nonfinite,
             desync=found.desync,
             tasks=found.tasks,

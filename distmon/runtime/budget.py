@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distmon.record.record import Record
-from distmon.record.telemetry import own_seconds
+from distmon.record.telemetry import ObservationCost
 
 LARGEST_STRETCH = 1000
 """Largest multiple of the configured interval, so that a run is always observed."""
@@ -62,31 +61,28 @@ class Budget:
             self.interval = self._base * multiple
         return self.interval
 
-    def evaluate(self, record: Record) -> Stretch | None:
-        """Add one record; return a change of the interval when the cost does not fit the budget.
+    def evaluate(self, cost: ObservationCost | None) -> Stretch | None:
+        """Add the cost of one record; return a change of the interval when it exceeds the budget.
 
         The change is in effect once `adopt` is called with it, on every rank.
         """
-        elapsed = record.ranks.get("elapsed_seconds")
-        if self._limit is None or "monitor_seconds" not in record.ranks or elapsed is None:
+        if self._limit is None or cost is None:
             return None
-        seconds = own_seconds(record.ranks)
-        slowest = int(seconds.argmax())
-        self._own += float(seconds[slowest])
-        self._in_steps += float(record.ranks["monitor_step_seconds"][slowest])
-        self._elapsed += float(elapsed.max())
+        self._own += cost.own
+        self._in_steps += cost.in_steps
+        self._elapsed += cost.elapsed
         if self._elapsed <= self._settle_s or self._elapsed <= 0:
             return None
         in_steps = self._in_steps / self._elapsed
-        cost = self._own / self._elapsed - in_steps
+        observing = self._own / self._elapsed - in_steps
         self._own = self._in_steps = self._elapsed = 0.0
         room = max(self._limit - in_steps, self._limit / 4)
         # In whole multiples of the configured interval, so that observed steps stay round numbers.
-        wanted = math.ceil(self.multiple * cost / room)
-        if cost <= room and 2 * wanted > self.multiple:
+        wanted = math.ceil(self.multiple * observing / room)
+        if observing <= room and 2 * wanted > self.multiple:
             return None
         after = self._base * min(max(1, wanted), LARGEST_STRETCH)
-        return None if after == self.interval else Stretch(self.interval, after, cost, room)
+        return None if after == self.interval else Stretch(self.interval, after, observing, room)
 
     def adopt(self, interval: int) -> None:
         """Continue with an interval that all ranks have agreed on."""

@@ -1,15 +1,17 @@
 """What rank 0 has decided, sent so that all ranks act on it at the same step.
 
-Only with actions that need it. At fixed steps after an observation (1, 2, 4, 8, ... steps later,
-and at the next one) all ranks launch a small exchange that carries the alerts to act on; at the
-next such step they act on it. A rank waits there only when the exchange has not arrived yet, at
-most `PATIENCE_S`.
+Only with actions that need it. At fixed steps after an observation (1, 2, 3, 4, 8, 16, ... steps
+later, and at the next one) all ranks launch a small exchange. A decision is proposed in one of them
+and takes effect at the same one on all ranks (`proposals.py`). No rank waits for another one unless
+it knows that something was decided, then at most `patience_s`.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import time
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -18,11 +20,25 @@ import torch.distributed as dist
 from distmon.errors import CollectiveError
 from distmon.reduce.channel import Channel, Pending
 from distmon.rules.alert import Alert
+from distmon.runtime.proposals import Proposals
 
 PATIENCE_S: Final = 5.0
-"""Longest wait for rank 0's evaluation, and for an exchange that has not arrived."""
+"""Longest wait for what other ranks have sent already, where steps are short."""
+_STEPS_OF_PATIENCE: Final = 8
+"""Ranks whose steps are long, or that synchronize every few steps only, are so far apart."""
+_POLL_SECONDS: Final = 0.0005
+_EVERY_STEP: Final = 4
+"""So many steps after an observation have an exchange each; then those that are powers of two."""
 _BYTES: Final = 8192
 _TUPLES: Final = ("params", "layers", "ranks", "advice")
+
+
+def patience_s(longest_step_s: float, timeout_s: float) -> float:
+    """Return how long to wait for an exchange that another rank may launch some steps later.
+
+    Well below the timeout of the group, after which it fails anyway.
+    """
+    return max(PATIENCE_S, min(_STEPS_OF_PATIENCE * longest_step_s, timeout_s / 4))
 
 
 @dataclass(frozen=True)
@@ -37,62 +53,84 @@ class Decision:
     def __bool__(self) -> bool:
         return bool(self.alerts) or self.checkpoint is not None or self.stop is not None
 
+    def merged(self, later: Decision) -> Decision:
+        """Return both in one."""
+        return Decision(
+            (*self.alerts, *later.alerts),
+            self.checkpoint or later.checkpoint,
+            self.stop or later.stop,
+        )
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    number: int
+    numbers: torch.Tensor
+    """How many ranks acknowledge the last proposal, and the bytes of a new one."""
+    pending: Pending
+
 
 class Decisions:
     """Exchanges the decisions of rank 0 at fixed steps."""
 
-    def __init__(self, channel: Channel, rank: int, enabled: bool) -> None:
+    def __init__(self, channel: Channel, rank: int, size: int, enabled: bool) -> None:
         self.enabled = enabled
         self._channel = channel
-        self._rank = rank
+        self._rank, self._size = rank, size
         self._decided = Decision()
-        self._buffer = torch.zeros(_BYTES, dtype=torch.uint8)
-        self._pending: Pending | None = None
-        self._point = 0
+        self._is_proposed = False
+        self._proposals = Proposals[bytes]()
+        self._number = 0
+        self._in_flight: deque[_Exchange] = deque()
 
     def is_point(self, steps_since_observation: int, observed: bool) -> bool:
-        """Return whether the exchange takes place at this step; call it once in every step.
-
-        `observed`: this step is observed, which begins a new count.
-        """
-        if not self.enabled:
-            return False
-        before, self._point = self._point, steps_since_observation.bit_length()
-        return observed or self._point != before
+        """Return whether the exchange takes place at this step."""
+        steps = steps_since_observation
+        return self.enabled and (observed or steps <= _EVERY_STEP or steps & (steps - 1) == 0)
 
     def decide(self, decision: Decision) -> None:
         """Rank 0: send `decision` with the next exchange."""
         if self.enabled:
-            waiting = self._decided
-            self._decided = Decision(
-                (*waiting.alerts, *decision.alerts),
-                waiting.checkpoint or decision.checkpoint,
-                waiting.stop or decision.stop,
-            )
+            self._decided = self._decided.merged(decision)
 
-    def exchange(self) -> Decision:
-        """Return the decision of the last exchange, and launch the next one.
+    def exchange(self, patience: float) -> Decision:
+        """Launch the next exchange; return the decision that is in effect from it on.
 
-        Raises CollectiveError when the last one has not arrived in time.
+        Raises CollectiveError when it is known that something was decided, and not within
+        `patience` seconds whether all ranks know it.
         """
-        found = self._receive()
-        self._buffer.zero_()
-        if self._rank == 0 and self._decided:
+        number = self._number = self._number + 1
+        self._receive()
+        self._wait(number, patience)
+        effective = self._proposals.take(number)
+        numbers = torch.zeros(1 + _BYTES // 4, dtype=torch.int32)
+        numbers[0] = self._proposals.known is not None
+        self._is_proposed &= effective is None
+        if self._rank == 0 and self._decided and not self._is_proposed:
             raw = _encode(self._decided)
-            self._decided = Decision()
-            self._buffer[: len(raw)] = torch.frombuffer(raw, dtype=torch.uint8)
-        self._pending = self._channel.launch((self._buffer, dist.ReduceOp.SUM))
-        return found
+            numbers[1:].view(torch.uint8)[: len(raw)] = torch.frombuffer(raw, dtype=torch.uint8)
+            self._decided, self._is_proposed = Decision(), True
+        pending = self._channel.launch((numbers, dist.ReduceOp.SUM))
+        self._in_flight.append(_Exchange(number, numbers, pending))
+        return _decode(effective) if effective else Decision()
 
-    def _receive(self) -> Decision:
-        if self._pending is None:
-            return Decision()
-        if not self._pending.wait(PATIENCE_S):
-            raise CollectiveError(f"the decision of rank 0 did not arrive within {PATIENCE_S:g} s")
-        self._pending.join()
-        self._pending = None
-        raw = self._buffer.numpy().tobytes().rstrip(b"\0")
-        return _decode(raw) if raw else Decision()
+    def _wait(self, number: int, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._proposals.must_wait(number):
+            if time.monotonic() > deadline:
+                raise CollectiveError(
+                    f"the answer to a decision did not arrive within {seconds:g} s"
+                )
+            time.sleep(_POLL_SECONDS)
+            self._receive()
+
+    def _receive(self) -> None:
+        """Take in the exchanges that have arrived."""
+        while self._in_flight and self._in_flight[0].pending.done():
+            first = self._in_flight.popleft()
+            first.pending.join()
+            raw = first.numbers[1:].numpy().tobytes().rstrip(b"\0")
+            self._proposals.arrive(first.number, raw or None, int(first.numbers[0]) == self._size)
 
     def meet(self, seconds: float) -> None:
         """Return when all ranks have called this, or after `seconds`."""
@@ -102,16 +140,27 @@ class Decisions:
 
 def _encode(decision: Decision) -> bytearray:
     """Return JSON that fits the buffer: without advice, then with fewer alerts, if it must."""
+    raw = bytearray()
     for short, most_alerts in ((False, None), (True, None), (True, 4), (True, 0)):
         row = {
             "alerts": [_row(alert, short) for alert in decision.alerts[:most_alerts]],
             "checkpoint": _row(decision.checkpoint, short),
             "stop": _row(decision.stop, short),
         }
-        raw = bytearray(json.dumps(row).encode())
+        raw = bytearray(json.dumps(row, default=_plain).encode())
         if len(raw) <= _BYTES:
-            break
-    return raw
+            return raw
+    # What counts: that it is to be stopped or saved.
+    bare = {
+        name: alert and _row(replace(alert, params=(), layers=(), message=""), True)
+        for name, alert in (("checkpoint", decision.checkpoint), ("stop", decision.stop))
+    }
+    return bytearray(json.dumps({"alerts": [], **bare}, default=_plain).encode())
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy's, which a rule of the user's may measure, as one of Python's."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _row(alert: Alert | None, short: bool) -> dict[str, Any] | None:

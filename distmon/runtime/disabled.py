@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from distmon.collect.telemetry.phase_hooks import Removable
+from distmon.collect.own_hooks import Removable
 
 
 class DisabledMonitor:

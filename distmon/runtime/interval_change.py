@@ -1,10 +1,4 @@
-"""A change of the interval that takes effect on all ranks at the same step.
-
-Rank 0 proposes it in its slot of one observation. In the next observation each rank acknowledges
-the proposal if it has arrived there by then. At the one after that, all ranks that know of the
-proposal know whether all have acknowledged it: then it is in effect, else rank 0 proposes again.
-Only a rank that knows of a proposal ever waits, for an observation that is a whole interval old.
-"""
+"""A change of the interval: proposed, acknowledged and in effect with the observations."""
 
 from __future__ import annotations
 
@@ -13,52 +7,47 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from distmon.runtime.proposals import Proposals
+
 Fields = Mapping[str, NDArray[np.float64]]
 
 
 class IntervalChange:
-    """The proposals that are on their way, as this rank knows them. Pure; no tensors.
-
-    Observations are known by their number, which is the same on all ranks.
-    """
+    """Proposes in the rank slots of the observations. Pure; no tensors."""
 
     def __init__(self) -> None:
         self.wanted = 0
         """Rank 0: what to propose; 0 for nothing."""
-        self._newest = 0
-        self._proposed: dict[int, int] = {}
-        self._acknowledged: dict[int, bool] = {}
+        self._asked_in = 0
+        self._proposals = Proposals[int]()
+        self.must_wait = self._proposals.must_wait
 
     def send(self, number: int) -> dict[str, float]:
         """Return the slot fields of observation `number`, which is sent now."""
+        proposed = 0
+        if self.wanted and not self._asked_in:
+            proposed, self._asked_in = self.wanted, number
         return {
-            "proposed_interval": float(self.wanted),
-            "acknowledged_interval": float(self._proposed.get(number - 1, 0)),
+            "proposed_interval": float(proposed),
+            "acknowledged_interval": float(self._proposals.known or 0),
         }
 
     def arrive(self, number: int, fields: Fields) -> None:
         """Take in the slots of observation `number`, the next one that has arrived."""
-        self._newest = number
-        if before := self._proposed.get(number - 1, 0):
-            # A rank that failed to observe has acknowledged nothing.
-            self._acknowledged[number] = bool((fields["acknowledged_interval"] == before).all())
-        if proposed := int(fields["proposed_interval"][0]):
-            self._proposed[number] = proposed
-
-    def must_wait(self, number: int) -> bool:
-        """Return whether a proposal takes effect at observation `number`, or does not, and the
-        observation that decides on it is missing."""
-        return number - 2 in self._proposed and self._newest < number - 1
+        # A rank that failed to observe has acknowledged nothing.
+        known = self._proposals.known
+        acknowledged = known is not None and bool((fields["acknowledged_interval"] == known).all())
+        proposed = int(fields["proposed_interval"][0])
+        if number == self._asked_in and not proposed:
+            self._asked_in = 0  # rank 0 failed to send it
+        self._proposals.arrive(number, proposed or None, acknowledged)
 
     def take(self, number: int) -> int | None:
         """Return the interval that is in effect from observation `number` on; None for no change.
 
         Call it at every observation, after `send`, once `must_wait` is False.
         """
-        proposed = self._proposed.pop(number - 2, None)
-        agreed = self._acknowledged.pop(number - 1, False)
-        if proposed is None or not agreed:
-            return None
-        if self.wanted == proposed:
-            self.wanted = 0
-        return proposed
+        interval = self._proposals.take(number)
+        if interval is not None:
+            self.wanted = self._asked_in = 0
+        return interval

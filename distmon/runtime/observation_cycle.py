@@ -11,30 +11,31 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 
 from distmon.collect.evaluations import PendingEvaluations
 from distmon.collect.finite_watch import FiniteWatch
-from distmon.collect.losses import Number, host_value
+from distmon.collect.losses import Number, host_value, one_number
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.errors import CollectiveError
-from distmon.layout.reported import local_loss
 from distmon.record.builder import DIFFERENT
+from distmon.record.record import Record
 from distmon.rules.nonfinite import immediate_alert
 from distmon.runtime.actions import AlertActions, TrainingStopped
 from distmon.runtime.agreement import StartAgreement
-from distmon.runtime.arrived import Arrived, Landed
-from distmon.runtime.decisions import PATIENCE_S, Decisions
+from distmon.runtime.arrived import Arrived
+from distmon.runtime.decisions import PATIENCE_S, Decisions, patience_s
 from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.interval_change import IntervalChange
 from distmon.runtime.observer import Observer
+from distmon.runtime.run_end import RunEnd
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
-from distmon.runtime.worker import Evaluated, Evaluation
-from distmon.sinks.run_output import RunOutput
+from distmon.runtime.worker import Evaluation
+from distmon.writer.evaluator import Evaluated
 
 Optimizer = torch.optim.Optimizer
 log = logging.getLogger("distmon")
@@ -65,6 +66,8 @@ class ObservationCycle:
     ) -> None:
         self.observer = observer
         self.worker = worker
+        self.known_record: Record | None = None
+        """The newest record that this process has; for threads that must not wait for one."""
         self.evaluations = PendingEvaluations()
         self.lr: Number | None = None
         """The learning rate that the trainer reported last."""
@@ -77,13 +80,22 @@ class ObservationCycle:
         self._faults = faults
         self._start_agreement = StartAgreement(observer.ranks)
         ranks = observer.ranks
-        self._decisions = Decisions(ranks.decisions, ranks.rank, actions.on_all_ranks)
+        self._decisions = Decisions(ranks.decisions, ranks.rank, ranks.size, actions.on_all_ranks)
         self._interval = IntervalChange()
-        self._landed: deque[Landed] = deque()
         self._arrived: deque[Arrived] = deque()
+        self._unpacked = 0
+        """Number of the newest observation in, or that has been in, `_arrived`."""
         self._held: Arrived | None = None
+        self._begun = False
+        self._output_from: int | None = None
+        """The step that the run continues from, until its output has begun."""
+        self.loaded_state = 0
+        """Hash of the state that this process has continued from; 0 for none."""
+        self._end = RunEnd(observer, worker, schedule, self.evaluations, faults)
+        self.join = self._end.join
         self._due = 0
         """Observations that this rank has to send, one for each observed step."""
+        self._inside_every = observer.config.inside.every
         self.armed: list[Optimizer | None] = []
         """Optimizers whose sampled weights were kept in this step; None stands for all of them."""
         self.prepare_step()
@@ -91,14 +103,14 @@ class ObservationCycle:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
-        return not (
+        return self._begun and not (
             self.observer.outbox
-            or self._landed
             or self._arrived
             or self.worker.busy
             or self._decisions.enabled
             or self._start_agreement.pending
             or self.observer.sent != self._due
+            or self.observer.spectra.busy
         )
 
     def arm(self, optimizer: Optimizer | None) -> None:
@@ -116,7 +128,7 @@ class ObservationCycle:
     def measure(self, optimizer: Optimizer | None, ran: bool) -> None:
         """Fill the rows that `optimizer` has just stepped; None for all that are not filled yet."""
         try:
-            self.observer.measure(optimizer, ran, self.worker.builder.read_in_full)
+            self.observer.measure(optimizer, ran, self.worker.read_in_full)
         except Exception as error:
             self._faults.report("measure", error, spoils_observation=True)
 
@@ -125,53 +137,97 @@ class ObservationCycle:
         with self.observer.gain.paused():
             self.observer.tasks.measure(losses)
 
-    def begin_run(self, state_hash: int) -> None:
-        """Compare with the other ranks, without waiting for them, where this process starts."""
-        schedule = self._schedule
-        self._start_agreement.begin(
-            schedule.completed, schedule.interval, schedule.next_observation, state_hash
-        )
-        if self.worker.output is not None:
-            self.worker.output.begin(resumed_from=schedule.completed - 1)
-
     def take_in(self, loss: Number | None, grad_norm: Number | None, lr: Number | None) -> None:
         """Take in the numbers of the completed step; alert at once about a NaN."""
         completed = self._schedule.completed
-        if lr is not None:
-            self.lr = local_loss(lr)
         if isinstance(loss, torch.Tensor) and loss.is_cpu:
             loss = host_value(loss)  # read once: half of what a step that is not observed costs
         self.observer.losses.add(completed, loss)
+        if lr is not None:
+            self.lr = one_number(lr)
         self._finite_watch.complete_step(completed, loss, grad_norm)
         if self._finite_watch.evidence is not None and not self._schedule.is_observed:
             self._alert_at_once()
 
     def _alert_at_once(self) -> None:
         """Alert about the evidence of this rank before the next observation locates it."""
-        evidence, output = self._finite_watch.take_for_alert(), self.worker.output
-        severity = self.worker.rules.severity("nonfinite")
-        if evidence is not None and output is not None and severity is not None:
+        evidence, severity = self._finite_watch.take_for_alert(), self.worker.severity("nonfinite")
+        if evidence is not None and severity is not None:
             rank, located_at = self.observer.ranks.rank, self._schedule.next_observation
-            output.alert(immediate_alert(evidence, severity, rank, located_at))
+            self.worker.alert(immediate_alert(evidence, severity, rank, located_at))
 
     def run(self) -> None:
         """Take in what has arrived, act on what is decided, start what is observed.
 
         Each observed step is sent exactly once, whatever fails here, and if it must be at a later
-        step: ranks pair their observations by order.
+        step: ranks pair their observations by order. What fails here and other ranks depend on is
+        a CollectiveError.
         """
-        observed = self._schedule.is_observed
-        self._due += observed
+        try:
+            self._run()
+        except CollectiveError:
+            raise
+        except Exception as error:
+            raise CollectiveError(f"{type(error).__name__}: {error}") from error
+
+    def _run(self) -> None:
+        if not self._begun:
+            self._begin()
+        observed, since = self._schedule.is_observed, self._schedule.steps_since_observation
+        if observed:
+            if self._output_from is not None:  # it failed before
+                self._guarded("run folder", self._begin_output)
+            self._schedule.started()
+            self._due += 1
+            if self.observer.ranks.on_device:  # what is on a device cannot be held back
+                self._start_agreement.join()
         self._guarded("arrival", self.advance)
-        if self._decisions.is_point(self._schedule.steps_since_observation, observed):
-            self._exchange_decisions()
+        is_point = self._decisions.is_point(since, observed)
+        if is_point and (found := self._decisions.exchange(self.patience_s)):
+            begin = self._cost.now()
+            self._actions.act(found)
+            self._cost.exclude_since(begin)  # functions of the user's
+        self._advance_spectra(begin=observed and self._measures_inside)
         if observed:
             self._guarded("send", self._start)
-        while self.observer.sent < self._due:
-            self.observer.send_nothing(self._schedule.completed)
-        if observed:
+            while self.observer.sent < self._due:
+                self.observer.send_nothing(self._schedule.completed)
             self._change_interval()
             self._guarded("arrival", self.advance)
+
+    def _begin(self) -> None:
+        """Compare with the other ranks, without waiting for them, where this process starts."""
+        schedule = self._schedule
+        self._start_agreement.begin(
+            schedule.completed, schedule.interval, schedule.next_observation, self.loaded_state
+        )
+        self._begun = True
+        self.observer.outbox.held = self._start_agreement.pending
+        self._output_from = max(0, schedule.completed - 1)
+        self._guarded("run folder", self._begin_output)
+
+    def _begin_output(self) -> None:
+        if self._output_from is not None:
+            self.worker.begin(self._output_from)
+            self._output_from = None
+
+    @property
+    def _measures_inside(self) -> bool:
+        """Whether the inside of the model is measured at the coming observation, or this one."""
+        return (self.observer.sent % self._inside_every) == 0
+
+    def _advance_spectra(self, begin: bool) -> None:
+        """Take the estimate of spectral norms on; what fails there ends nothing else."""
+        try:
+            spectra = self.observer.spectra
+            found = spectra.advance()
+            if begin and not spectra.busy:
+                spectra.begin()
+                found = spectra.advance() if found is None else found
+            if found is not None:
+                self.observer.inside.spectra = found
+        except Exception as error:
+            self._faults.report("spectra", error)
 
     def _guarded(self, where: str, call: Callable[[], None]) -> None:
         """Report what fails here; a failed collective is raised."""
@@ -184,15 +240,19 @@ class ObservationCycle:
 
     def advance(self) -> None:
         """Take everything in flight as far as it has come. Never waits."""
+        outbox = self.observer.outbox
         self._start_agreement.check()
-        if self._start_agreement.pending:
-            return  # nothing may be launched before ranks know that they launch the same
-        self._landed.extend(self.observer.poll())
-        while self._landed:
-            self._arrived.append(self._landed[0].unpack())
-            self._landed.popleft()
+        outbox.held = self._start_agreement.pending
+        if outbox.held:
+            return
+        while (landed := outbox.first_arrived()) is not None:
+            if landed.number > self._unpacked:
+                self._arrived.append(self.observer.unpack(landed))
+                self._unpacked = landed.number
+            outbox.remove_first()
         while self._arrived and self._arrived[0].search.poll():
-            self._hand_over(self._arrived.popleft())
+            self._hand_over(self._arrived[0])
+            self._arrived.popleft()
         for evaluated in self.worker.finished():
             if isinstance(evaluated, Evaluated):
                 self._follow(evaluated)
@@ -200,12 +260,15 @@ class ObservationCycle:
                 self._faults.report("record", evaluated)
 
     def _hand_over(self, arrived: Arrived) -> None:
-        """Give an observation to the evaluation of this rank."""
+        """Give an observation to the evaluation of this rank, once."""
+        if arrived.handed_over:
+            return
+        self._interval.arrive(arrived.number, arrived.fields)
+        arrived.handed_over = True
         try:
-            self._interval.arrive(arrived.number, arrived.fields)
-            on_rank_0 = self.worker.output is not None
+            on_rank_0 = self.worker.path is not None
             observation = arrived.observation(copied=on_rank_0)
-            self.evaluations.arrived()
+            self.evaluations.arrived(arrived.number)
             self._finite_watch.observed(arrived.local.evidence, observation.has_nonfinite)
             if not self.worker.submit(observation):
                 raise TimeoutError(f"evaluation is behind: dropped step {observation.step}")
@@ -218,43 +281,36 @@ class ObservationCycle:
 
     def _follow(self, evaluated: Evaluated) -> None:
         """Rank 0: decide on what was evaluated."""
+        self.known_record = evaluated.record or self.known_record
         for what, error in evaluated.failures.items():
             self._faults.report(what, error)
-        for fault in evaluated.record.faults:
+        for fault in evaluated.faults:
             if DIFFERENT in fault:
                 log.error("distmon: %s", fault)
         try:
             self._decisions.decide(self._actions.decide(evaluated.alerts))
             if self._interval.wanted:
                 return
-            stretch = self._cost.evaluate(evaluated.record)
+            stretch = self._cost.evaluate(evaluated.cost)
             if stretch is not None:
                 log.warning("distmon: %s", stretch)
                 self._interval.wanted = stretch.after
         except Exception as error:
             self._faults.report("decision", error)
 
-    def _exchange_decisions(self) -> None:
-        """Act on what rank 0 decided until the last exchange; send what it decided since."""
-        try:
-            # On all ranks: a search takes several exchanges, and each rank has to take part.
-            self.settle(PATIENCE_S)
-            decision = self._decisions.exchange()
-        except CollectiveError:
-            raise
-        except Exception as error:
-            # The other ranks wait for an exchange that this rank has not entered.
-            raise CollectiveError(f"decisions: {type(error).__name__}: {error}") from error
-        if decision:
-            self._actions.act(decision)
+    @property
+    def patience_s(self) -> float:
+        """Longest wait in a step for other ranks, which may be some steps behind."""
+        timeout = self.observer.ranks.timeout_s
+        return patience_s(self._telemetry.steps.longest_recent, timeout)
 
     def _change_interval(self) -> None:
         """Change the interval, at the observation at which all ranks do."""
-        deadline = time.monotonic() + PATIENCE_S
+        begin, patience = time.monotonic(), self.patience_s
         while self._interval.must_wait(self._due):
-            if time.monotonic() > deadline:
+            if time.monotonic() > begin + patience:
                 raise CollectiveError(
-                    f"an observation on which the interval depends took over {PATIENCE_S:g} s"
+                    f"an observation on which the interval depends took over {patience:g} s"
                 )
             time.sleep(_POLL_SECONDS)
             self.advance()
@@ -271,16 +327,23 @@ class ObservationCycle:
     def prepare_step(self) -> None:
         """Arm the hooks of the blocks for the coming step if it is observed, else disarm them."""
         self.armed = []
-        gain = self.observer.gain
+        if self._schedule.counted:
+            self.observer.losses.complete(self._schedule.completed)
+        gain, inside = self.observer.gain, self.observer.inside
         observed = self._schedule.coming_is_observed
-        if not observed and gain.at_rest:
+        if not observed and gain.at_rest and inside.at_rest:
             return
-        if fault := gain.take_fault():
-            self._faults.report("gradient gain", fault)
-        try:
-            gain.arm(observed, first=not self._schedule.begun)
-        except Exception as error:
-            self._faults.report("gradient gain", error)
+        first = not self._schedule.begun
+        for what, hooks, wanted in (
+            ("gradient gain", gain, observed),
+            ("inside", inside, observed and self._measures_inside),
+        ):
+            if fault := hooks.take_fault():
+                self._faults.report(what, fault)
+            try:
+                hooks.arm(wanted, first=first)
+            except Exception as error:
+                self._faults.report(what, error)
 
     def settle(self, seconds: float, device: bool = False) -> bool:
         """Wait until everything is evaluated, at most `seconds`, for a `device` only if asked to.
@@ -300,90 +363,90 @@ class ObservationCycle:
                 return False
             time.sleep(_POLL_SECONDS)
 
+    def newest_record(self) -> Record | None:
+        """Return the newest record; waits for its evaluation. Other ranks than 0 derive it here."""
+        self.known_record = self.worker.newest_record
+        return self.known_record
+
     def flush(self) -> None:
         """Deliver what is pending, within a limit, without entering a collective."""
+        if self._output_from is not None:
+            self._guarded("run folder", self._begin_output)
         self.settle(PATIENCE_S / 2, device=True)
-        output = self.worker.output
-        if output is not None and (len(self.evaluations) or len(self.observer.losses)):
-            self._faults.guard("the last record", lambda: self._post_rest(output))
+        if self.observer.outbox or self._arrived:
+            self._give_up("not all ranks have sent it")
+        else:
+            self._end.post_rest(self.lr)
 
     def stop_together(self, stopped: TrainingStopped) -> None:
         """Return on all ranks when rank 0 has delivered everything.
 
         A launcher ends all processes as soon as the first one has ended.
         """
-        if self.worker.output is not None:
+        if self.worker.path is not None:
             log.warning("distmon: training is %s", stopped)
-            self.settle(PATIENCE_S)
-            self.worker.output.close()
+            self._faults.guard("stop", lambda: self.settle(PATIENCE_S))
+            if not (self.observer.outbox or self._arrived):
+                self._end.post_rest(self.lr)
+            self._faults.guard("stop", self.worker.close)
         try:
             self._decisions.meet(seconds=3 * PATIENCE_S)
-        except CollectiveError as error:
+        except Exception as error:
             self._faults.report("meeting before the end", error)
 
     def abandon(self, error: CollectiveError) -> None:
         """Forget what was started: its collectives have failed."""
-        ranks, output = self.observer.ranks, self.worker.output
-        lost = [*(each.local.step for each in self._arrived), *self.observer.abandon()]
-        self._landed.clear()
-        self._arrived.clear()
         log.error(
             "distmon: collectives failed on rank %d (%s); training continues without the monitor",
-            ranks.rank,
+            self.observer.ranks.rank,
             error,
         )
-        if ranks.progress is not None:
-            ranks.progress.describe(
-                self._schedule.completed, lambda steps: log.error("distmon: %s", steps)
-            )
-        if output is not None:
-            faults = [f"step {step} was not observed: {error}" for step in lost]
-            self._faults.guard("the last record", lambda: self._post_rest(output, faults))
+        self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        """Forget what is in flight, and record that it is lost."""
+        lost = [*(each.local.step for each in self._arrived), *self.observer.outbox.abandon()]
+        self._arrived.clear()
+        self._end.give_up(why, lost, self.lr)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps. Waits for the device, and at most a moment for ranks."""
-        if not self.settle(PATIENCE_S):
+        if not self.settle(PATIENCE_S, device=True):
             self._faults.report("state", TimeoutError("an evaluation has not finished"))
         losses = [*self.observer.losses_in_flight, *self.observer.losses.to_list()]
         return {
             "losses": losses,
             "evaluations": self.evaluations.to_list(),
-            "record": self.worker.builder.state_dict(),
-            "rules": self.worker.rules.state_dict(),
+            **self.worker.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; the schedule must have been loaded before."""
         self.worker.settle()
-        self.worker.builder.load_state_dict(state["record"])
-        losses = [(int(step), float(loss)) for step, loss in state["losses"]]
+        losses = [
+            (int(step), None if loss is None else float(loss)) for step, loss in state["losses"]
+        ]
         # What no longer fits before the next observation is averaged right away.
         kept = losses[max(0, len(losses) - self._schedule.steps_since_observation) :]
-        for _, loss in losses[: len(losses) - len(kept)]:
-            self.worker.builder.ema.update(loss)
+        early = [loss for _, loss in losses[: len(losses) - len(kept)] if loss is not None]
+        self.worker.load_state_dict(state, early)
         self.observer.losses.restore(kept)
         self.evaluations.restore(state["evaluations"])
-        self.worker.rules.load_state_dict(state["rules"])
         self.prepare_step()
 
     def close(self) -> None:
         """Remove the hooks of the blocks; end the worker, its output and the process groups."""
         self.observer.gain.remove()
-        self.worker.close()
-        try:
-            if self.worker.output is not None:
-                self.worker.output.close()
-        finally:
-            ranks = self.observer.ranks
-            if ranks.progress is not None and self._schedule.begun:
-                ranks.progress.publish(self._schedule.completed)
-            ranks.close()
+        self.observer.inside.remove()
+        self.observer.spectra.close()
+        self._end.close()
 
     def _start(self) -> None:
         """Send the observation, on every rank, whatever happened here."""
         # What no optimizer has stepped, or what many have stepped.
         self.measure(None, ran=self._together and bool(self.armed))
         step, evidence = self._schedule.completed, None
+        self.observer.losses.complete(step)
         slot: dict[str, Number] = {}
         try:
             if self.observer.sample_is_nonfinite:
@@ -393,7 +456,6 @@ class ObservationCycle:
         except Exception as error:
             self._faults.report("telemetry", error, spoils_observation=True)
         error_text = self._faults.take_pending()
-        self._schedule.started()
         slot |= self._interval.send(self._due)
         self.observer.start(step, slot, evidence, error_text)
 
@@ -403,7 +465,7 @@ class ObservationCycle:
         return {
             **self._telemetry.take(),
             **self._cost.take(),
-            **self.evaluations.take(),
+            **self.evaluations.take(self._due),
             "monitor_device_seconds": self.observer.device_clock.take(),
             "task_key": self.observer.tasks.key,
             "lr": self.observer.first_lr if self.lr is None else self.lr,
@@ -411,17 +473,3 @@ class ObservationCycle:
             "record_step": float(record_step),
             "record_hash": float(record_hash),
         }
-
-    def _post_rest(self, output: RunOutput, faults: Sequence[str] = ()) -> None:
-        """Deliver the losses and evaluations that no observation has followed, and what was lost.
-
-        They are those of this rank: the others have closed already, or will not.
-        """
-        pending, losses = self.evaluations.take(), dict(self.observer.losses.to_list())
-        self.observer.losses.restore(())
-        step, builder = self._schedule.completed, self.worker.builder
-        lr = None if self.lr is None else host_value(self.lr)
-        record = builder.partial_record(step, pending, lr, losses, tuple(faults))
-        self.evaluations.arrived()
-        alerts, _ = self.worker.rules.evaluate(record)
-        output.post(record, alerts)

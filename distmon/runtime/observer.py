@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ import torch
 from csrc_triton.row_layout import SUM
 from distmon.collect.finite_watch import Evidence
 from distmon.collect.gradient_gain import BackwardNorms
+from distmon.collect.inside.inside import Inside
 from distmon.collect.losses import Floats, LossRing, Number
 from distmon.collect.ownership import LR_COLUMN, Ownership, found_inf
 from distmon.collect.task_gradients import TaskGradients
@@ -27,17 +27,22 @@ from distmon.probe.sparse_gradients import fill_sparse_gradient
 from distmon.probe.torch_probe import odd_multipliers
 from distmon.record.statistics import Sampling
 from distmon.reduce.buffers import Buffers, BufferSizes, HostBuffers, HostPool
-from distmon.reduce.outbox import DeviceOutbox, HostOutbox
+from distmon.reduce.outbox import DeviceOutbox, HostOutbox, Shipment
 from distmon.reduce.process_group import Ranks
 from distmon.runtime.agreement import agreement_hashes
-from distmon.runtime.arrived import InFlight, Landed
+from distmon.runtime.arrived import Arrived, InFlight
 from distmon.runtime.searches import LocalEvidence, Searches
-from distmon.sampling.plan import REPLICA_CLASSES, build_plan
+from distmon.runtime.spectra_sweeps import SpectraSweeps
+from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
+from distmon.sampling.sample import REPLICA_CLASSES
 
 log = logging.getLogger("distmon")
 MOST_LOSSES = 4096
 """Most steps whose losses one observation sends; of a longer interval the last ones."""
+MOST_HISTOGRAMS = 1 << 14
+"""Parameters up to which histograms of gradients are sent: 67 MB. Above it, no percentiles;
+the other statistics are 376 bytes for each parameter."""
 _48_BITS = (1 << 48) - 1
 
 
@@ -52,11 +57,12 @@ class Observer:
         config: MonitorConfig,
         reading: Reading,
         gain: BackwardNorms,
+        inside: Inside,
     ) -> None:
         self._shards = shards
         self._ownership = ownership
         self.ranks = ranks
-        self._config = config
+        self.config = config
         device = shards[0].weight().device
         self._reading = reading
         self.plan = build_plan(shards, reading, config.seed, device)
@@ -68,17 +74,22 @@ class Observer:
         self._probe = choose_probe(config.backend, self.plan, shards)
         self._partial = PartialGradients(self.plan, shards)
         self.gain = gain
+        self.inside = inside
+        self.spectra = SpectraSweeps(inside.catalog, self._shards, device, ranks.rank)
         self._interval = config.interval
         on_cpu = device.type == "cpu"
         pool = HostPool(self._sizes(), ranks.rank, pinned=not on_cpu)
+        if config.percentiles and not pool.sizes.bins and ranks.rank == 0:
+            log.warning(
+                "distmon: no gradient percentiles for a model of %d parameters; they are measured "
+                "up to %d",
+                len(shards),
+                MOST_HISTOGRAMS,
+            )
         kind = DeviceOutbox if ranks.on_device else HostOutbox
-        self.outbox = kind(ranks.observations, pool)
+        self.outbox: HostOutbox[InFlight] = kind(ranks.observations, pool)
         self._device_buffers = None if on_cpu else Buffers(pool.sizes, ranks.rank, device)
         self._buffers = self._device_buffers or pool.take()
-        self._in_flight: deque[InFlight] = deque()
-        self.sent = 0
-        """Observations that were sent, the empty ones included."""
-        self._landed = 0
         self.losses = LossRing(self._loss_slots, device)
         self.tasks = TaskGradients(shards, config.seed)
         self._searches = self._make_searches()
@@ -103,10 +114,12 @@ class Observer:
         return BufferSizes(
             parameters=len(self._shards),
             ranks=self.ranks.size,
-            bins=self._config.percentiles,
+            bins=self.config.percentiles and len(self._shards) <= MOST_HISTOGRAMS,
             losses=self._loss_slots,
             partial_gradients=self._partial.size,
             blocks=self.gain.size,
+            inside=self.inside.catalog.sums,
+            inside_maxima=self.inside.catalog.maxima,
         )
 
     def resize(self, interval: int) -> None:
@@ -131,8 +144,17 @@ class Observer:
     def agreement(self) -> dict[str, int]:
         """What must be equal on all ranks; see `agreement_hashes`."""
         return agreement_hashes(
-            self._config, self.plan, self.sampling, self.gain.blocks, self._partial.rows
+            self.config,
+            self.plan,
+            self.sampling,
+            (self.gain.blocks, self.inside.catalog),
+            self._partial.rows,
         )
+
+    @property
+    def sent(self) -> int:
+        """Observations that were sent, the empty ones included."""
+        return self.outbox.posted
 
     @property
     def first_lr(self) -> Number:
@@ -169,14 +191,18 @@ class Observer:
         more = f" (and {len(replaced) - 1} others)" if len(replaced) > 1 else ""
         log.log(level, "distmon: parameter %s%s", replaced[0].sentence, more)
         self._ownership.refresh()
-        self.plan = build_plan(self._shards, self._reading, self._config.seed, self.plan.device)
-        self._probe = choose_probe(self._config.backend, self.plan, self._shards)
+        self.plan = build_plan(self._shards, self._reading, self.config.seed, self.plan.device)
+        self._probe = choose_probe(self.config.backend, self.plan, self._shards)
         self._partial = PartialGradients(self.plan, self._shards)
         self._searches = self._make_searches()
 
     def _make_searches(self) -> Searches:
-        check = self._config.replica_check
-        return Searches(self.ranks, self.plan, self._shards, check)
+        check = self.config.replica_check
+        return Searches(self.ranks, self.plan, self.count_nonfinite, check)
+
+    def count_nonfinite(self) -> torch.Tensor:
+        """Count NaN and Inf in all weights and gradients here; waits for the device once."""
+        return self._probe.count_nonfinite()
 
     def measure(
         self, optimizer: torch.optim.Optimizer | None, ran: bool, read_in_full: Sequence[int] = ()
@@ -280,10 +306,8 @@ class Observer:
         What fails locally is sent as text instead of numbers, and as a last resort as a mark in
         memory that is already there; only a `CollectiveError` is raised.
         """
-        plan_hash = self.plan.plan_hash
         buffers = self._buffers = self._buffers or self.outbox.pool.take()
-        nothing = LocalEvidence(step, None, self._no_checksums, None)
-        flight = InFlight(nothing, self._interval)
+        flight = self._nothing(step)
         try:
             flight = self._fill(step, slot, evidence, error)
         except Exception as problem:
@@ -293,21 +317,25 @@ class Observer:
                 type(problem).__name__,
             )
             if buffers is not None:
-                buffers.put_failure(step, plan_hash)
+                buffers.put_failure(step, self.plan.plan_hash)
         self._send(flight, buffers)
 
     def send_nothing(self, step: int) -> None:
         """Send an empty observation in place of one that failed before it could be sent."""
-        nothing = LocalEvidence(step, None, self._no_checksums, None)
-        self._buffers = self._device_buffers
-        self._send(InFlight(nothing, self._interval), None)
+        buffers = self._device_buffers if self.ranks.on_device else None
+        if buffers is not None:
+            buffers.put_failure(step, self.plan.plan_hash)
+        self._send(self._nothing(step), buffers)
+
+    def _nothing(self, step: int) -> InFlight:
+        return InFlight(LocalEvidence(step, None, self._no_checksums, None), self._interval)
 
     def _send(self, flight: InFlight, buffers: Buffers | None) -> None:
+        step = flight.local.step
+        shipment = Shipment(self.sent + 1, step, self.plan.plan_hash, flight)
         self._filled = frozenset()
         self._buffers = self._device_buffers
-        self._in_flight.append(flight)
-        self.sent += 1
-        self.outbox.post(buffers, flight.local.step, self.plan.plan_hash)
+        self.outbox.post(shipment, buffers)
 
     def _fill(
         self, step: int, slot: Mapping[str, Number], evidence: Evidence | None, error: str
@@ -344,6 +372,7 @@ class Observer:
         buffers.put_slot(telemetry, self._checksums(), "")
         buffers.put_losses(values, given)
         self.gain.send(buffers.blocks)
+        self.inside.send(buffers.inside, buffers.inside_maxima)
 
     def _checksums(self) -> torch.Tensor | list[int]:
         """Return 48 bits by replica class over all sampled weights of this rank, on its device."""
@@ -366,16 +395,9 @@ class Observer:
     @property
     def losses_in_flight(self) -> list[tuple[int, float]]:
         """This rank's own losses in observations that have not arrived. Waits for the device."""
-        return [(at, float(loss)) for flight in self._in_flight for at, loss in flight.losses]
+        flights = [shipment.kept for shipment in self.outbox.shipments]
+        return [(at, float(loss)) for flight in flights for at, loss in flight.losses]
 
-    def poll(self) -> Iterator[Landed]:
-        """Yield the observations that have arrived since the last call, in order."""
-        for buffers in self.outbox.poll():
-            self._landed += 1
-            flight = self._in_flight.popleft()
-            yield Landed(self._landed, flight, buffers, self._partial, self._searches)
-
-    def abandon(self) -> list[int]:
-        """Forget what is in flight; return its steps."""
-        self._in_flight.clear()
-        return self.outbox.abandon()
+    def unpack(self, shipment: Shipment[InFlight]) -> Arrived:
+        """Return an observation that has arrived, with its searches."""
+        return Arrived(shipment, self._partial, self._searches)

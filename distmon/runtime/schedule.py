@@ -25,6 +25,8 @@ class StepSchedule:
         self.next_observation = self._first_after(0)
         self.begun = False
         """Whether this process has completed a step."""
+        self.counted = 0
+        """How often `advance` has counted a step: a trainer may repeat a number."""
         self._stride = 1
         self._task_interval = task_interval
         self._tasks_at = 0
@@ -67,16 +69,32 @@ class StepSchedule:
             raise ValueError(f"step={step!r:.60} is no step number; counting on from {number}")
         return first
 
+    def advance_anyway(self) -> None:
+        """Count the next step, where `advance` failed to: the other ranks have counted it."""
+        self.completed += 1
+        self.counted += 1
+
     def _complete(self, number: int) -> bool:
-        if self.begun:
+        first = not self.begun
+        if first and number != self.completed + 1:
+            self.next_observation = self._first_after(max(0, number - 1))  # step 0 is not observed
+        elif number < self.completed:  # the trainer went back, or an odd number came before
+            self.next_observation = self._first_after(number)
+        if not first:
             self._stride = max(1, number - self.completed)
-            self.completed = number
-            return False
         self.begun = True
-        if number != self.completed + 1:
-            self.next_observation = self._first_after(number - 1)
         self.completed = number
-        return True
+        self.counted += 1
+        return first
+
+    @property
+    def stride(self) -> int:
+        """How far the last step was from the one before."""
+        return self._stride
+
+    def pass_to(self, step: int, stride: int) -> None:
+        """Take in steps that were completed elsewhere, up to `step`."""
+        self.completed, self._stride = step, stride
 
     def started(self) -> None:
         """Note that an observation of the completed step has started, and plan the next one."""

@@ -7,7 +7,7 @@ same searches in the same order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from distmon.collect.finite_watch import SIGNALS, Evidence
 from distmon.collect.task_gradients import Measured
 from distmon.errors import CollectiveError
-from distmon.layout import Shard
-from distmon.probe.exact import nonfinite_counts
 from distmon.reduce.channel import Channel, Pending
 from distmon.reduce.findings import Desync, NonFinite
 from distmon.reduce.locate import SearchSteps, find_desync, locate_desync, locate_nonfinite
@@ -58,23 +56,24 @@ class Search:
         self._steps = steps
         self._channel = channel
         self._pending = Pending()
+        self._ended = False
         self.found = Found()
 
     def poll(self) -> bool:
         """Return whether everything is found. Raises CollectiveError when it cannot be."""
-        while self._pending.done():
+        while not self._ended and self._pending.done():
             self._pending.join()
             try:
                 self._pending = self._channel.launch(next(self._steps))
             except StopIteration as end:
                 self.found = end.value
-                return True
+                self._ended = True
             except CollectiveError:
                 raise
             except Exception as error:
                 # The other ranks wait for what this rank can no longer contribute.
                 raise CollectiveError(f"search: {type(error).__name__}: {error}") from error
-        return False
+        return self._ended
 
 
 class Searches:
@@ -84,12 +83,12 @@ class Searches:
         self,
         ranks: Ranks,
         plan: SamplePlan,
-        shards: Sequence[Shard],
+        count: Callable[[], torch.Tensor],
         replica_check: bool,
     ) -> None:
         self._ranks = ranks
         self._plan = plan
-        self._shards = shards
+        self._count_nonfinite = count
         self._replica_check = replica_check
 
     def begin(self, fields: Fields, sampled_nonfinite: bool, local: LocalEvidence) -> Search:
@@ -131,7 +130,7 @@ class Searches:
     def _count(self) -> torch.Tensor:
         """Count on this rank. Nothing may raise here: the other ranks are in the search."""
         try:
-            return nonfinite_counts(self._shards)
+            return self._count_nonfinite()
         except Exception as error:
             log.warning(
                 "distmon: counting NaN and Inf failed on rank %d (%s: %s); "
@@ -143,7 +142,7 @@ class Searches:
             return self._no_counts()
 
     def _no_counts(self) -> torch.Tensor:
-        return torch.zeros((len(self._shards), 4), dtype=torch.int64)
+        return torch.zeros((len(self._plan.names), 4), dtype=torch.int64)
 
 
 def _is_news(fields: Fields, sampled_nonfinite: bool) -> bool:

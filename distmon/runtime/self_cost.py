@@ -6,18 +6,24 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distmon.record.record import Record
+from distmon.own_threads import ThreadCosts
+from distmon.record.telemetry import ObservationCost
 from distmon.runtime.budget import Budget, Stretch
 
 
 class SelfCost:
-    """Adds up the time of this rank's training thread in the monitor, between observations."""
+    """Adds up what the monitor takes from this rank's training between observations.
+
+    The time of the training thread in it, and the CPU time of its threads in this process: while
+    they hold the interpreter lock, training waits.
+    """
 
     def __init__(self, budget: Budget, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         self._budget = budget
         self._seconds = 0.0
         self._idle_seconds = 0.0
+        self._threads = ThreadCosts()
 
     def add_since(self, begin: float) -> None:
         """Add the time since `begin`, a value of `now`."""
@@ -30,15 +36,25 @@ class SelfCost:
         if idle:
             self._idle_seconds += seconds
 
+    def add_idle(self, seconds: float) -> None:
+        """Add the time of steps that were not observed."""
+        self._seconds += seconds
+        self._idle_seconds += seconds
+
+    def exclude_since(self, begin: float) -> None:
+        """Do not count the time since `begin`, which is within a time that is counted."""
+        self._seconds -= self.now() - begin
+
     def take(self) -> dict[str, float]:
         """Return the rank telemetry about the monitor's own time and start over."""
-        taken = {"monitor_seconds": self._seconds, "monitor_step_seconds": self._idle_seconds}
+        own = self._seconds + self._threads.take()
+        taken = {"monitor_seconds": own, "monitor_step_seconds": self._idle_seconds}
         self._seconds = self._idle_seconds = 0.0
         return taken
 
-    def evaluate(self, record: Record) -> Stretch | None:
-        """Return the change of the interval that the budget requires after this record."""
-        return self._budget.evaluate(record)
+    def evaluate(self, cost: ObservationCost | None) -> Stretch | None:
+        """Return the change of the interval that the budget requires after a record."""
+        return self._budget.evaluate(cost)
 
     def adopt(self, interval: int) -> None:
         """Continue with an interval that all ranks have agreed on."""

@@ -65,11 +65,11 @@ def _rules_from_version_1(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_hash(state: Mapping[str, Any]) -> int:
-    """Return 48 bits of what all ranks must have loaded alike.
+    """Return 48 bits of what all ranks must have loaded alike: it decides which steps they observe.
 
-    Ranks may load what each of them saved: the losses since the last observation are a rank's own,
-    and only rank 0 has the memory of the rules.
+    Ranks may load what each of them saved. Only rank 0 has the memory of the rules, and what was
+    averaged so far depends on what had arrived at a rank by then.
     """
     current = upgrade(state)
-    cycle = {"record": current["cycle"]["record"]}
-    return hash48(json.dumps({**current, "cycle": cycle}, sort_keys=True, default=str))
+    compared = {name: current[name] for name in ("version", "schedule", "cost")}
+    return hash48(json.dumps(compared, sort_keys=True, default=str))

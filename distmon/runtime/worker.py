@@ -1,4 +1,4 @@
-"""Derive records and evaluate rules: on rank 0 off the training thread, elsewhere on request."""
+"""What follows an observation: on rank 0 in a thread or a process, elsewhere on request."""
 
 from __future__ import annotations
 
@@ -6,38 +6,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
 
+from distmon.own_threads import OwnThread
 from distmon.record.builder import Observation, RecordBuilder
 from distmon.record.digest import record_hash
 from distmon.record.record import Record
 from distmon.rules import RuleEngine
-from distmon.rules.alert import Alert
-from distmon.sinks.run_output import RunOutput
+from distmon.rules.alert import Alert, Severity
+from distmon.writer.evaluator import Evaluated, Evaluator, Rest
 
 _MOST_BYTES: Final = 64 << 20
 """Memory for observations that wait for the worker, unless four need more."""
 PATIENCE_S: Final = 5.0
 """Longest wait for the worker where somebody asks for its result."""
 
-
-@dataclass(frozen=True)
-class Evaluated:
-    """A record and its alerts."""
-
-    record: Record
-    alerts: Sequence[Alert]
-    failures: Mapping[str, Exception] = field(default_factory=dict)
-    """Rules and callbacks that failed, by name."""
+OnAlerts = Callable[[Sequence[Alert]], Mapping[str, Exception]]
+"""Calls the user's function and returns what failed in it."""
 
 
 class Evaluation(Protocol):
     """What follows an observation on one rank."""
 
-    builder: RecordBuilder
-    rules: RuleEngine
-    output: RunOutput | None
+    @property
+    def path(self) -> Path | None:
+        """The run folder; None on a rank that writes none."""
 
     @property
     def busy(self) -> bool:
@@ -51,8 +46,24 @@ class Evaluation(Protocol):
     def newest_hash(self) -> tuple[int, int]:
         """Step and hash of the newest record, with `check_records`; else (0, 0)."""
 
+    @property
+    def read_in_full(self) -> Sequence[int]:
+        """Parameters whose gradient this rank reads in full at the next observation."""
+
+    def severity(self, rule: str) -> Severity | None:
+        """Return the configured severity of a rule; None when it is disabled."""
+
+    def begin(self, resumed_from: int) -> None:
+        """Begin the attempt, at the first step; again, if that failed, at an observation."""
+
     def submit(self, observation: Observation) -> bool:
         """Take in an observation; return whether there was room for it."""
+
+    def alert(self, alert: Alert) -> None:
+        """Deliver an alert before the next record."""
+
+    def finish(self, rest: Rest) -> None:
+        """Deliver what no observation has followed."""
 
     def finished(self) -> Iterator[Evaluated | Exception]:
         """Yield what has finished since the last call. Does not wait."""
@@ -60,43 +71,51 @@ class Evaluation(Protocol):
     def settle(self, seconds: float = PATIENCE_S) -> bool:
         """Wait until everything submitted has finished; return whether it has."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: `record` and `rules`."""
+
+    def load_state_dict(self, state: Mapping[str, Any], losses: Sequence[float]) -> None:
+        """Continue where `state_dict` was taken, and then `losses`."""
+
     def close(self) -> None:
-        """Take nothing any more."""
+        """Deliver everything, within a limit, and take nothing any more. Safe to call twice."""
 
 
 class EvaluationWorker:
-    """Rank 0: derives, evaluates and delivers on a daemon thread, while the next steps run.
+    """Rank 0, without a writer process: derives, evaluates and delivers on a daemon thread.
 
     What follows from the evaluation is left to the training thread. Nothing here is waited for
     without a limit: rules and callbacks of the user's have a time limit of their own.
     """
 
-    def __init__(
-        self,
-        builder: RecordBuilder,
-        rules: RuleEngine,
-        output: RunOutput | None,
-        on_alerts: Callable[[Sequence[Alert]], Mapping[str, Exception]] = lambda _: {},
-        hashed: bool = False,
-    ) -> None:
-        """`on_alerts` calls the user's function and returns what failed in it."""
-        self.builder = builder
-        self.rules = rules
-        self.output = output
+    def __init__(self, evaluator: Evaluator, on_alerts: OnAlerts = lambda _: {}) -> None:
+        self.evaluator = evaluator
         self._on_alerts = on_alerts
-        self._hashed = hashed
         self._changed = threading.Condition()
         self._waiting: deque[Observation] = deque()
         self._working = False
         self._closed = False
         self._finished: deque[Evaluated | Exception] = deque()
-        self._newest: Record | None = None
         self.newest_hash = (0, 0)
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.evaluator.output.path
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting) or self._working or bool(self._finished)
+
+    @property
+    def read_in_full(self) -> Sequence[int]:
+        return self.evaluator.builder.read_in_full
+
+    def severity(self, rule: str) -> Severity | None:
+        return self.evaluator.rules.severity(rule)
+
+    def begin(self, resumed_from: int) -> None:
+        self.evaluator.output.begin(resumed_from)
 
     def submit(self, observation: Observation) -> bool:
         with self._changed:
@@ -105,12 +124,16 @@ class EvaluationWorker:
                 return False
             self._waiting.append(observation)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="distmon-evaluation", daemon=True
-                )
+                self._thread = OwnThread(self._run, "evaluation")
                 self._thread.start()
             self._changed.notify_all()
         return True
+
+    def alert(self, alert: Alert) -> None:
+        self.evaluator.output.alert(alert)
+
+    def finish(self, rest: Rest) -> None:
+        self.evaluator.finish(rest)
 
     def finished(self) -> Iterator[Evaluated | Exception]:
         while self._finished:
@@ -127,15 +150,22 @@ class EvaluationWorker:
     @property
     def newest_record(self) -> Record | None:
         self.settle()
-        return self._newest
+        return self.evaluator.newest
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.evaluator.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], losses: Sequence[float]) -> None:
+        self.evaluator.load_state_dict(state, losses)
 
     def close(self) -> None:
-        """Finish what was submitted, within the limit, and end the thread."""
+        """Finish what was submitted, within the limit, end the thread and flush the sinks."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
+        self.evaluator.output.close()
 
     def _run(self) -> None:
         while (observation := self._take()) is not None:
@@ -159,32 +189,28 @@ class EvaluationWorker:
             return self._waiting.popleft()
 
     def _evaluate(self, observation: Observation) -> Evaluated:
-        record = self._newest = self.builder.build(observation)
-        if self._hashed:
-            self.newest_hash = (record.step, record_hash(record))
-        alerts, failures = self.rules.evaluate(record)
-        failed = {f"rule {name}": error for name, error in failures.items()}
-        if self.output is not None:
-            self.output.post(record, alerts)
-        return Evaluated(record, alerts, {**failed, **self._on_alerts(alerts)})
+        evaluated = self.evaluator.evaluate(observation)
+        self.newest_hash = evaluated.hashed
+        failed = self._on_alerts(evaluated.alerts)
+        return replace(evaluated, failures={**evaluated.failures, **failed})
 
 
 class DerivedOnRequest:
     """Other ranks: keeps the newest observation, and derives its record when somebody asks."""
 
     busy = False
+    path: Path | None = None
 
     def __init__(self, builder: RecordBuilder, rules: RuleEngine, hashed: bool = False) -> None:
-        self.output: RunOutput | None = None
-        self.builder = builder
-        self.rules = rules
+        self._builder = builder
+        self._rules = rules
         self._hashed = hashed
         self._derive: Callable[[], Record] | None = None
         self._newest: Record | None = None
 
     def submit(self, observation: Observation) -> bool:
-        state = self.builder.advance(observation)
-        self._derive = lambda: self.builder.derive(observation, state)
+        state = self._builder.advance(observation)
+        self._derive = lambda: self._builder.derive(observation, state)
         return True
 
     def finished(self) -> Iterator[Evaluated | Exception]:
@@ -203,5 +229,27 @@ class DerivedOnRequest:
     def newest_hash(self) -> tuple[int, int]:
         record = self.newest_record if self._hashed else None
         return (0, 0) if record is None else (record.step, record_hash(record))
+
+    @property
+    def read_in_full(self) -> Sequence[int]:
+        return self._builder.read_in_full
+
+    def severity(self, rule: str) -> Severity | None:
+        return self._rules.severity(rule)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"record": self._builder.state_dict(), "rules": self._rules.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], losses: Sequence[float]) -> None:
+        self._builder.load_state_dict(state["record"])
+        for loss in losses:
+            self._builder.ema.update(loss)
+        self._rules.load_state_dict(state["rules"])
+
+    def begin(self, resumed_from: int) -> None: ...
+
+    def alert(self, alert: Alert) -> None: ...
+
+    def finish(self, rest: Rest) -> None: ...
 
     def close(self) -> None: ...

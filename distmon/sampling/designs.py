@@ -14,6 +14,7 @@ from typing import Final
 
 from csrc_triton.row_layout import GROUPS, RUN
 from distmon.sampling.sample import Sample, choose
+from distmon.sampling.sample_numbers import SampleNumbers
 
 WHOLE_UP_TO: Final = 8192
 """Elements up to which a gradient is read whole."""
@@ -32,11 +33,18 @@ def gradient_samples(
     names: Sequence[str], shapes: Sequence[tuple[int, ...]], seed: int
 ) -> tuple[Sample, ...]:
     """Return the sample of every gradient."""
-    samples = [_gradient_sample(n, s, seed, tall=True) for n, s in zip(names, shapes, strict=True)]
+    designs = {shape: _gradient_sample("", shape, seed, tall=True) for shape in {*shapes}}
+    samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
     by_row = [i for i, sample in enumerate(samples) if sample.rows > 1 and not sample.whole]
+    tables = [i for i in by_row if is_tall(shapes[i]) and _tallness(shapes[i]) >= 4]
+    runs = sum(_runs(samples[i]) for i in tables)
+    if runs > MOST_RUNS:  # in as many rows as there is room for, the same share of every table
+        for i in tables:
+            share = max(RUNS_ELSEWHERE, _runs(samples[i]) * MOST_RUNS // runs)
+            samples[i] = _some_rows(names[i], shapes[i], seed, share)
     runs = sum(_runs(samples[i]) for i in by_row)
     # The least tall ones first: the fewer rows for its columns, the less a matrix depends on them.
-    for i in sorted(by_row, key=lambda i: _tallness(shapes[i])):
+    for i in sorted({*by_row} - {*tables}, key=lambda i: _tallness(shapes[i])):
         if runs <= MOST_RUNS:
             break
         runs -= _runs(samples[i])
@@ -53,12 +61,10 @@ def weight_samples(
     snapshot take 12 bytes x `sample_size` x parameters, goes to single elements in as many rows of
     tall matrices, up to MOST_POINTS in each.
     """
-    samples = [
-        choose(name, prod(shape), sample_size, seed)
-        for name, shape in zip(names, shapes, strict=True)
-    ]
+    designs = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
+    samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
     tall = [i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole]
-    room = 3 * sample_size * len(samples) // 2 - sum(sample.count for sample in samples)
+    room = 3 * sample_size * len(samples) // 2 - int(SampleNumbers.of(samples).count.sum())
     for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
         points = min(shapes[i][0], MOST_POINTS, sample_size + room // (len(tall) - number))
         room -= points - sample_size
@@ -66,6 +72,12 @@ def weight_samples(
             names[i], prod(shapes[i]), seed, row_strata=1, cell_strata=points, run=1
         )
     return tuple(samples)
+
+
+def _named(name: str, like: Sample) -> Sample:
+    return Sample(
+        name, like.numel, like.seed, like.row_strata, like.cell_strata, like.rows, like.run
+    )
 
 
 def is_tall(shape: tuple[int, ...]) -> bool:
@@ -79,6 +91,8 @@ def _gradient_sample(name: str, shape: tuple[int, ...], seed: int, tall: bool) -
         return whole_sample(name, numel, seed)
     if tall and is_tall(shape):
         rows, length = shape[0], numel // shape[0]
+        if length < RUN and numel > MOST_RUNS * RUN:  # rows shorter than a run, too many for whole
+            return choose(name, numel, VOCABULARY_RUNS * RUN, seed)
         runs = max(1, VOCABULARY_RUNS // rows) if rows >= 4 * length else 1
         return Sample(name, numel, seed, row_strata=rows, cell_strata=runs, rows=rows)
     if tall and len(shape) > 1 and shape[-1] >= max(TALL, 4 * (numel // shape[-1])):
@@ -86,6 +100,12 @@ def _gradient_sample(name: str, shape: tuple[int, ...], seed: int, tall: bool) -
         rows, cells = numel // shape[-1], -(-shape[-1] // RUN)
         return Sample(name, numel, seed, min(GROUPS, rows), cells, rows=rows)
     return choose(name, numel, RUNS_ELSEWHERE * RUN, seed)
+
+
+def _some_rows(name: str, shape: tuple[int, ...], seed: int, runs: int) -> Sample:
+    """Return a sample of one run in so many rows, or of as many runs in every row."""
+    rows = shape[0]
+    return Sample(name, prod(shape), seed, min(rows, runs), max(1, runs // rows), rows=rows)
 
 
 def whole_sample(name: str, numel: int, seed: int) -> Sample:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BY_LANE, RUN
 from distmon.layout import Shard
+from distmon.sampling.batches import Batch, batches
 from distmon.sampling.sample import Indices, Sample
 
 Runs = tuple[Indices, Indices, Indices]
@@ -46,20 +47,38 @@ class GradientRuns:
 
 
 def build_gradient_runs(
-    shards: Sequence[Shard], samples: Sequence[Sample | None], device: torch.device
+    shards: Sequence[Shard], samples: Mapping[int, Sample], device: torch.device
 ) -> GradientRuns:
-    """Lay out the runs that this rank holds; None stands for a gradient that is read whole."""
-    held = [
-        _none() if sample is None else _held(shard, sample)
-        for shard, sample in zip(shards, samples, strict=True)
-    ]
-    return pack_runs(held, device)
+    """Lay out the runs that this rank holds; gradients without a sample are read whole."""
+    pieces: list[tuple[Indices, Indices, Runs]] = []
+    counts = np.zeros(len(shards), dtype=np.int64)
+    for batch in batches(shards, samples):
+        for which, runs in _held(batch):
+            held = np.bincount(which, minlength=len(batch.rows))
+            counts[batch.rows] += held
+            pieces.append((batch.rows, held, runs))
+    first = np.cumsum([0, *counts])
+    free = first[:-1].copy()
+    tables = tuple(np.empty(first[-1], dtype=np.int64) for _ in range(3))
+    for rows, held, runs in pieces:
+        # The runs of a piece lie in the order of its parameters.
+        within = np.arange(len(runs[0])) - np.repeat(np.cumsum(held) - held, held)
+        places = np.repeat(free[rows], held) + within
+        free[rows] += held
+        for table, values in zip(tables, runs, strict=True):
+            table[places] = values
+    return _on_device(first, tables, device)
 
 
 def pack_runs(held: Sequence[Runs], device: torch.device) -> GradientRuns:
     """Put the runs of every parameter into one table on `device`."""
     first = np.cumsum([0, *(len(offsets) for offsets, _, _ in held)])
     offsets, lengths, groups = (np.concatenate(each) for each in zip(*held, strict=True))
+    return _on_device(first, (offsets, lengths, groups), device)
+
+
+def _on_device(first: Indices, runs: tuple[Indices, ...], device: torch.device) -> GradientRuns:
+    offsets, lengths, groups = runs
     wide = offsets.size > 0 and offsets.max() + RUN >= 2**31
     return GradientRuns(
         first=first,
@@ -68,33 +87,26 @@ def pack_runs(held: Sequence[Runs], device: torch.device) -> GradientRuns:
     )
 
 
-def _none() -> Runs:
-    nothing = np.empty(0, dtype=np.int64)
-    return nothing, nothing, nothing
+def _held(batch: Batch) -> Iterator[tuple[Indices, Runs]]:
+    """Yield the runs that lie here, those that a shard boundary cuts in parts of their own.
 
-
-def _held(shard: Shard, sample: Sample) -> Runs:
-    """Return the runs of the sample that lie here, those that a shard boundary cuts in parts."""
-    starts = sample.starts
-    lengths, groups = sample.lengths(starts), sample.groups(len(starts))
-    if sample.by_lane and not sample.whole:
-        groups = groups + BY_LANE
-    here = shard.region.may_hold(starts, starts + lengths)
-    starts, lengths, groups = starts[here], lengths[here], groups[here]
-    first, last = shard.region.local(starts), shard.region.local(starts + lengths - 1)
+    With the number of the parameter in the batch for each of them, which rises.
+    """
+    drawn, sample, region = batch.draw(), batch.sample, batch.region
+    code = sample.groups(drawn.numbers) + (BY_LANE if sample.by_lane else 0)
+    begin, end = region.bounds(sample.numel)
+    which, run = np.nonzero((drawn.starts < end) & (drawn.starts + drawn.lengths > begin))
+    starts, lengths, groups = drawn.starts[which, run], drawn.lengths[which, run], code[run]
+    first, last = region.local(starts), region.local(starts + lengths - 1)
     unbroken = (first >= 0) & (last - first == lengths - 1)
-    cut = ~unbroken
-    parts = _parts(shard, starts[cut], lengths[cut], groups[cut])
-    whole = (first[unbroken], lengths[unbroken], groups[unbroken])
-    offsets, lengths, groups = (np.concatenate(pair) for pair in zip(whole, parts, strict=True))
-    return offsets, lengths, groups
-
-
-def _parts(shard: Shard, starts: Indices, lengths: Indices, groups: Indices) -> Runs:
-    """Return the neighboring elements of each run that lie here, as runs of their own."""
-    lanes = np.arange(RUN)
-    local = shard.region.local((starts[:, None] + lanes).reshape(-1)).reshape(-1, RUN)
-    return cut_runs(np.where(lanes < lengths[:, None], local, -1), groups)
+    yield which[unbroken], (first[unbroken], lengths[unbroken], groups[unbroken])
+    cut = np.flatnonzero(~unbroken)
+    if cut.size:
+        lanes = np.arange(RUN)
+        elements = starts[cut, None] + lanes
+        local = region.local(elements.reshape(-1)).reshape(elements.shape)
+        parent, parts = _cut(np.where(lanes < lengths[cut, None], local, -1), groups[cut])
+        yield which[cut][parent], parts
 
 
 def cut_runs(local: Indices, groups: Indices) -> Runs:
@@ -103,6 +115,11 @@ def cut_runs(local: Indices, groups: Indices) -> Runs:
     `local` is [runs, RUN]: the offset of each element, -1 where there is none; `groups` the group
     code of each run.
     """
+    return _cut(local, groups)[1]
+
+
+def _cut(local: Indices, groups: Indices) -> tuple[Indices, Runs]:
+    """Return which run each part comes from, and the parts."""
     follows = np.zeros(local.shape, dtype=bool)
     follows[:, 1:] = (local[:, 1:] == local[:, :-1] + 1) & (local[:, :-1] >= 0)
     begins = (local >= 0) & ~follows
@@ -110,4 +127,4 @@ def cut_runs(local: Indices, groups: Indices) -> Runs:
     part = (np.cumsum(begins) - 1)[(local >= 0).reshape(-1)]
     length = np.bincount(part, minlength=len(run))
     group = np.where(groups[run] >= BY_LANE, groups[run] + lane, groups[run])
-    return local[run, lane], length, group
+    return run, (local[run, lane], length, group)

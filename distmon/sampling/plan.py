@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,10 @@ from csrc_triton.row_layout import GROUPS
 from distmon.layout import Shard
 from distmon.sampling.designs import gradient_samples, weight_samples, whole_sample
 from distmon.sampling.gradient_runs import GradientRuns, build_gradient_runs
+from distmon.sampling.local_offsets import place, share_chunks
 from distmon.sampling.reading import Reading
-from distmon.sampling.sample import Sample, hash48
-
-# Rows of one chunk are processed together; 2**17 elements of float32 stay in a core's cache.
-CHUNK_ELEMENTS = 1 << 17
-REPLICA_CLASSES = 4
-"""Ways of sharding within one model whose replicas are compared separately."""
+from distmon.sampling.sample import REPLICA_CLASSES, Sample, hash48, hash48_of
+from distmon.sampling.sample_numbers import SampleNumbers
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,12 @@ class SamplePlan:
     reading: Reading
     samples: tuple[Sample, ...]
     """Of weights and updates, and of gradients for their histogram."""
+    numbers: SampleNumbers
+    """Of `samples`."""
     gradient_samples: tuple[Sample, ...]
     """Of gradients, for their moments and extremes."""
+    gradient_numbers: SampleNumbers
+    """Of `gradient_samples`."""
     gradient_runs: GradientRuns
     """Where the sampled gradients are here; those that are read whole have no runs."""
     offsets: torch.Tensor
@@ -83,8 +85,8 @@ class SamplePlan:
         return {
             "text": self.reading.text,
             "elements": sum(sample.numel for sample in self.samples),
-            "sampled_elements": sum(sample.count for sample in self.samples),
-            "gradient_elements": sum(sample.count for sample in self.gradient_samples),
+            "sampled_elements": int(self.numbers.count.sum()),
+            "gradient_elements": int(self.gradient_numbers.count.sum()),
             "gradient_read_seconds": self.reading.seconds,
         }
 
@@ -93,13 +95,12 @@ class SamplePlan:
         """Parameters whose weight is read whole, beyond what their sample reads anyway."""
         if not self.reading.whole_weights:
             return []
-        return [i for i, sample in enumerate(self.samples) if not sample.whole]
+        return np.flatnonzero(~self.numbers.whole).tolist()
 
     @property
     def whole_gradients(self) -> list[int]:
         """Parameters whose gradient is read whole, beyond what their sample reads anyway."""
-        both = enumerate(zip(self.samples, self.gradient_samples, strict=True))
-        return [i for i, (sample, gradient) in both if gradient.whole and not sample.whole]
+        return np.flatnonzero(self.gradient_numbers.whole & ~self.numbers.whole).tolist()
 
 
 def build_plan(
@@ -109,72 +110,81 @@ def build_plan(
     names, shapes = [s.name for s in shards], [s.global_shape for s in shards]
     samples = [*weight_samples(names, shapes, reading.sample_size, seed)]
     of_gradients = [*gradient_samples(names, shapes, seed)]
-    for i, shard in enumerate(shards):
-        everything = whole_sample(shard.name, shard.numel, seed)
-        if reading.whole_weights and shard.may_be_partial:
-            samples[i] = of_gradients[i] = everything
-        elif reading.whole_gradients and not shard.may_be_partial:
-            # A gradient that is still to be added over ranks travels element by element.
-            of_gradients[i] = everything
-    sampled = [
-        None if gradient.whole or shard.may_be_partial else gradient
-        for shard, gradient in zip(shards, of_gradients, strict=True)
-    ]
-    placed = [_place(shard, sample) for shard, sample in zip(shards, samples, strict=True)]
+    if reading.whole_gradients:
+        for i, shard in enumerate(shards):
+            if not shard.may_be_partial:
+                of_gradients[i] = whole_sample(shard.name, shard.numel, seed)
+            elif reading.whole_weights:
+                # A gradient that is still to be added over ranks travels element by element.
+                samples[i] = of_gradients[i] = whole_sample(shard.name, shard.numel, seed)
+    sampled = {
+        i: gradient
+        for i, (shard, gradient) in enumerate(zip(shards, of_gradients, strict=True))
+        if not (gradient.whole or shard.may_be_partial)
+    }
+    numbers, gradient_numbers = SampleNumbers.of(samples), SampleNumbers.of(of_gradients)
+    what = zip(
+        names,
+        shapes,
+        *(x.tolist() for n in (numbers, gradient_numbers) for x in (n.expansion, n.count)),
+        strict=True,
+    )
     dtype = torch.float64 if any(s.dtype == torch.float64 for s in shards) else torch.float32
-    tables = _share_chunks(placed)
-    flat = np.concatenate([t.reshape(-1) for _, t in tables] or [np.empty(0, dtype=np.int64)])
-    index_dtype = np.int32 if flat.size == 0 or flat.max() < 2**31 else np.int64
-    offsets = torch.from_numpy(np.maximum(flat, 0).astype(index_dtype)).to(device)
-    snapshot = torch.zeros(flat.size, dtype=dtype, device=device)
-    chunks: list[Chunk] = []
-    begin = 0
-    for rows, table in tables:
-        end = begin + table.size
-        views = (offsets[begin:end], snapshot[begin:end])
-        chunks.append(_chunk(rows, table, *views, [shards[r].dtype for r in rows]))
-        begin = end
-    what = [
-        f"{s.name}{s.global_shape}{x.expansion}{x.count}{g.expansion}{g.count}"
-        for s, x, g in zip(shards, samples, of_gradients, strict=True)
-    ]
+    offsets, snapshot, chunks = _tables(shards, samples, dtype, device)
     keys, classes = _replica_classes(shards)
     return SamplePlan(
         names=tuple(names),
         reading=reading,
         samples=tuple(samples),
+        numbers=numbers,
         gradient_samples=tuple(of_gradients),
+        gradient_numbers=gradient_numbers,
         gradient_runs=build_gradient_runs(shards, sampled, device),
         offsets=offsets,
         snapshot=snapshot,
-        chunks=tuple(chunks),
+        chunks=chunks,
         device=device,
         dtype=dtype,
-        plan_hash=hash48(f"{seed}{reading.text}", *what),
+        plan_hash=hash48_of(chain((f"{seed}{reading.text}",), map(str, what))),
         region_keys=keys,
         replica_class=torch.from_numpy(classes).to(device),
     )
 
 
-def _share_chunks(
-    placed: Sequence[NDArray[np.int64]],
-) -> list[tuple[list[int], NDArray[np.int64]]]:
-    """Return the rows and the stacked table of each chunk.
-
-    Rows of similar width share a chunk, so that padding stays small.
-    """
-    order = sorted((i for i, p in enumerate(placed) if p.size), key=lambda i: -placed[i].shape[1])
-    widths = np.array([placed[row].shape[1] for row in order], dtype=np.int64)
-    tables: list[tuple[list[int], NDArray[np.int64]]] = []
-    done = 0
-    while done < len(order):
-        width = int(widths[done])
-        similar = int(np.searchsorted(-widths, -3 * width / 4, side="right"))
-        end = min(similar, done + max(1, CHUNK_ELEMENTS // (GROUPS * width)))
-        rows = order[done:end]
-        tables.append((rows, _stack([placed[row] for row in rows], width)))
-        done = end
-    return tables
+def _tables(
+    shards: Sequence[Shard], samples: Sequence[Sample], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, tuple[Chunk, ...]]:
+    """Return offsets and snapshot of all rows that have something here, and their chunks."""
+    placed = place(shards, samples)
+    rows_of = [*share_chunks(placed.widths)]
+    slots = [len(rows) * GROUPS * width for rows, width in rows_of]
+    host = np.empty(sum(slots), dtype=placed.offsets.dtype)
+    offsets = torch.from_numpy(host).to(device)
+    snapshot = torch.zeros(len(host), dtype=dtype, device=device)
+    ulps = {dtype: torch.finfo(dtype).eps / 2 for dtype in {s.dtype for s in shards}}
+    half_ulp = np.array([ulps[s.dtype] for s in shards])
+    chunks: list[Chunk] = []
+    begin = 0
+    for (rows, width), size in zip(rows_of, slots, strict=True):
+        table, counts = placed.table(rows, width)
+        shape = (len(rows), GROUPS * width)
+        there = offsets[begin : begin + size].view(shape)
+        there.copy_(torch.from_numpy(table.reshape(shape)))
+        unused = np.arange(width) >= counts[:, :, None]
+        padding = torch.from_numpy(unused.reshape(shape)).to(device) if unused.any() else None
+        chunks.append(
+            Chunk(
+                rows=rows,
+                width=width,
+                offsets=there,
+                padding=padding,
+                snapshot=snapshot[begin : begin + size].view(shape),
+                group_counts=torch.from_numpy(counts.astype(np.int32)).to(device),
+                half_ulp=torch.from_numpy(half_ulp[rows]).to(device),
+            )
+        )
+        begin += size
+    return offsets, snapshot, tuple(chunks)
 
 
 def _replica_classes(shards: Sequence[Shard]) -> tuple[tuple[int, ...], NDArray[np.int64]]:
@@ -193,48 +203,3 @@ def _replica_classes(shards: Sequence[Shard]) -> tuple[tuple[int, ...], NDArray[
             classes[i] = number[shard.sharding]
             members[classes[i]].append(f"{shard.name}:{shard.region.key()}")
     return tuple(hash48(*texts) if texts else 0 for texts in members), classes
-
-
-def _place(shard: Shard, sample: Sample) -> NDArray[np.int64]:
-    """Local offsets as [GROUPS, width], -1 in unused slots; size 0 when nothing is held here."""
-    local = shard.region.local(sample.indices)
-    slots = np.flatnonzero(local >= 0)
-    if not slots.size:
-        return np.empty((GROUPS, 0), dtype=np.int64)
-    group = sample.element_groups[slots]
-    counts = np.bincount(group, minlength=GROUPS)
-    placed = np.full((GROUPS, int(counts.max())), -1, dtype=np.int64)
-    for g in range(GROUPS):
-        placed[g, : counts[g]] = local[slots[group == g]]
-    return placed
-
-
-def _stack(placed: list[NDArray[np.int64]], width: int) -> NDArray[np.int64]:
-    """[rows, GROUPS, width], -1 in unused slots."""
-    table = np.full((len(placed), GROUPS, width), -1, dtype=np.int64)
-    for i, row in enumerate(placed):
-        table[i, :, : row.shape[1]] = row
-    return table
-
-
-def _chunk(
-    rows: list[int],
-    table: NDArray[np.int64],
-    offsets: torch.Tensor,
-    snapshot: torch.Tensor,
-    dtypes: list[torch.dtype],
-) -> Chunk:
-    device = offsets.device
-    count, _, width = table.shape
-    shape = (count, GROUPS * width)
-    unused = table < 0
-    half_ulp = [torch.finfo(dtype).eps / 2 for dtype in dtypes]
-    return Chunk(
-        rows=np.asarray(rows, dtype=np.int64),
-        width=width,
-        offsets=offsets.view(shape),
-        padding=torch.from_numpy(unused.reshape(shape)).to(device) if unused.any() else None,
-        snapshot=snapshot.view(shape),
-        group_counts=torch.from_numpy((~unused).sum(2).astype(np.int32)).to(device),
-        half_ulp=torch.tensor(half_ulp, dtype=torch.float64).to(device),
-    )

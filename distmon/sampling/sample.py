@@ -7,8 +7,8 @@ the same on every rank, under every sharding and after every resume.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import GROUPS, RUN
 
 Indices = NDArray[np.int64]
+Design = tuple[int, int, int, int, int]
+"""Elements of the parameter, row strata, cell strata, rows and run of a sample."""
+REPLICA_CLASSES = 4
+"""Ways of sharding within one model whose replicas are compared separately."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A stratified sample of one parameter, seen as `rows` rows of equal length.
 
@@ -28,7 +32,7 @@ class Sample:
     So every element is equally likely to be read, and sums over the sample are unbiased.
 
     The indices are computed on request: kept for every parameter they would be 8 KB each, on every
-    rank.
+    rank. `draw` computes those of many samples of one design at once.
     """
 
     name: str
@@ -38,6 +42,11 @@ class Sample:
     cell_strata: int
     rows: int = 1
     run: int = RUN
+
+    @property
+    def design(self) -> Design:
+        """All but name and seed: samples of one design differ in the random numbers only."""
+        return self.numel, self.row_strata, self.cell_strata, self.rows, self.run
 
     @property
     def row_length(self) -> int:
@@ -61,18 +70,10 @@ class Sample:
             return 1.0
         return (self.rows / self.row_strata) * (self.cells / self.cell_strata)
 
-    @cached_property
+    @property
     def count(self) -> int:
         """Elements in the sample."""
-        if self.whole:
-            return self.numel
-        full = self.row_strata * self.cell_strata * self.run
-        short = self.row_length % self.run
-        if not short:
-            return full
-        # Only the last cell of a row is shorter than the others, and only the last stratum has it.
-        last = self._cells(first=self.cell_strata - 1) == self.cells - 1
-        return full - int(last.sum()) * (self.run - short)
+        return int(count_elements([self])[0])
 
     @property
     def by_lane(self) -> bool:
@@ -81,17 +82,12 @@ class Sample:
         Where every row is sampled, each place within the runs is a sample of all rows by itself, so
         the spread between groups is that within rows, however much the rows differ.
         """
-        return self.row_strata == self.rows > 1
+        return self.row_strata == self.rows > 1 and not self.whole
 
     @property
     def starts(self) -> Indices:
         """Flat index of the first element of each run in the unsharded parameter."""
-        if self.whole:
-            return np.arange(0, self.numel, self.run, dtype=np.int64)
-        rows = np.arange(self.rows, dtype=np.int64)[:, None]
-        if self.row_strata < self.rows:
-            rows = _points(self._uniform("rows", 0).T, self.rows, self.row_strata).T
-        return (rows * self.row_length + self._cells() * self.run).reshape(-1)
+        return np.asarray(draw([self], 0, self.numel).starts[0])
 
     def lengths(self, starts: Indices) -> Indices:
         """Elements in each of the runs that begin at `starts`."""
@@ -99,14 +95,13 @@ class Sample:
             return np.minimum(self.run, self.numel - starts)
         return np.minimum(self.run, self.row_length - starts % self.row_length)
 
-    def groups(self, runs: int) -> Indices:
-        """Group of each run; for a sample `by_lane`, that of its first element."""
-        number = np.arange(runs, dtype=np.int64)
+    def groups(self, numbers: Indices) -> Indices:
+        """Group of each of the runs with these numbers; if `by_lane`, that of its first element."""
         if self.whole or self.row_strata == 1:
-            return number % GROUPS
+            return numbers % GROUPS
         if self.by_lane:
-            return np.zeros(runs, dtype=np.int64)
-        return number // self.cell_strata % GROUPS
+            return np.zeros_like(numbers)
+        return numbers // self.cell_strata % GROUPS
 
     @property
     def indices(self) -> Indices:
@@ -122,27 +117,28 @@ class Sample:
         """Group of each of the `indices`."""
         starts = self.starts
         lanes = np.arange(self.run)
-        groups = np.repeat(self.groups(len(starts))[:, None], self.run, axis=1)
-        if self.by_lane and not self.whole:
+        numbers = np.arange(len(starts), dtype=np.int64)
+        groups = np.repeat(self.groups(numbers)[:, None], self.run, axis=1)
+        if self.by_lane:
             groups += lanes
         return groups[lanes < self.lengths(starts)[:, None]]
 
     @property
     def group_share(self) -> NDArray[np.float64]:
         """Share of the sample that falls into each of the GROUPS."""
-        if not self.count:
-            return np.full(GROUPS, 1 / GROUPS)
-        return np.bincount(self.element_groups, minlength=GROUPS) / self.count
+        return np.asarray(group_shares([self])[0])
 
-    def _cells(self, first: int = 0) -> Indices:
-        """Cell drawn in each rectangle, [row_strata, cell_strata - first]; see `_points`."""
-        return _points(self._uniform("", first), self.cells, self.cell_strata, first)
 
-    def _uniform(self, axis: str, first: int) -> NDArray[np.float64]:
-        """Numbers in [0, 1) for [row_strata, cell_strata - first] rectangles."""
-        numbers = np.arange(self.row_strata, dtype=np.uint64)[:, None] * np.uint64(self.cell_strata)
-        columns = np.arange(first + 1, self.cell_strata + 1, dtype=np.uint64)
-        return _uniform(self.name, f"{self.seed}{axis}", numbers + columns)
+@dataclass(frozen=True)
+class DrawnRuns:
+    """Runs of several samples of one design."""
+
+    numbers: Indices
+    """[runs]: number of each run within its sample."""
+    starts: Indices
+    """[samples, runs]: flat index of its first element in the unsharded parameter."""
+    lengths: Indices
+    """[samples, runs]"""
 
 
 def choose(name: str, numel: int, sample_size: int, seed: int) -> Sample:
@@ -150,11 +146,98 @@ def choose(name: str, numel: int, sample_size: int, seed: int) -> Sample:
     return Sample(name, numel, seed, row_strata=1, cell_strata=-(-sample_size // RUN))
 
 
-def _points(uniform: NDArray[np.float64], available: int, strata: int, first: int = 0) -> Indices:
-    """Draw one of the `available` items in each of the strata from `first` on (last axis)."""
+def draw(samples: Sequence[Sample], begin: int, end: int) -> DrawnRuns:
+    """Return the runs of samples of one design in the strata that meet `begin` to `end`.
+
+    A rank of many holds a short range of each parameter, and strata lie in the order of the
+    elements, so only the few that may fall into it are computed.
+    """
+    s = samples[0]
+    if s.whole:
+        numbers = np.arange(begin // s.run, -(-end // s.run), dtype=np.int64)
+        starts = np.broadcast_to(numbers * s.run, (len(samples), len(numbers)))
+        return DrawnRuns(numbers, starts, s.lengths(starts))
+    row, last_row = begin // s.row_length, (end - 1) // s.row_length
+    row_strata = _strata_of(row, last_row, s.rows, s.row_strata)
+    cell_strata = np.arange(s.cell_strata, dtype=np.int64)
+    if row == last_row:  # else all cells of a row between them
+        first, last = begin - row * s.row_length, end - 1 - row * s.row_length
+        cell_strata = _strata_of(first // s.run, last // s.run, s.cells, s.cell_strata)
+    numbers = row_strata[:, None] * s.cell_strata + cell_strata
+    cells = _points(_uniform(samples, "", numbers), s.cells, s.cell_strata, cell_strata)
+    rows = row_strata[:, None]
+    if s.row_strata < s.rows:
+        uniform = _uniform(samples, "rows", numbers)
+        rows = _points(uniform, s.rows, s.row_strata, rows)
+    starts = (rows * s.row_length + cells * s.run).reshape(len(samples), -1)
+    return DrawnRuns(numbers.reshape(-1), starts, s.lengths(starts))
+
+
+def count_elements(samples: Sequence[Sample]) -> Indices:
+    """Return the number of elements in each of several samples of one design."""
+    s = samples[0]
+    if s.whole:
+        return np.full(len(samples), s.numel)
+    missing = _drew_short_cell(samples).sum(1) * _missing_in_short_cell(s)
+    return np.asarray(s.row_strata * s.cell_strata * s.run - missing)
+
+
+def group_shares(samples: Sequence[Sample]) -> NDArray[np.float64]:
+    """Return [samples, GROUPS]: how the elements of samples of one design fall into groups."""
+    s = samples[0]
+    shape = (len(samples), GROUPS)
+    if s.whole:
+        full, rest = divmod(s.numel, s.run)
+        found = (full // GROUPS + (np.arange(GROUPS) < full % GROUPS)) * s.run
+        found[full % GROUPS] += rest
+        return np.broadcast_to(found / s.numel if s.numel else np.full(GROUPS, 1 / GROUPS), shape)
+    runs = s.row_strata * s.cell_strata
+    lost = _missing_in_short_cell(s)
+    short = _drew_short_cell(samples)
+    if s.by_lane:
+        lanes = np.arange(GROUPS)
+        inside = (lanes < s.run) * runs
+        found = inside - np.where(
+            (lanes >= s.run - lost) & (lanes < s.run), short.sum(1)[:, None], 0
+        )
+    else:
+        groups = s.groups(np.arange(runs, dtype=np.int64))
+        found = np.bincount(groups, minlength=GROUPS) * s.run
+        last = groups[s.cell_strata - 1 :: s.cell_strata]
+        found = found - lost * np.stack([short[:, last == g].sum(1) for g in range(GROUPS)], 1)
+    return np.asarray(found / found.sum(1, keepdims=True))
+
+
+def _missing_in_short_cell(sample: Sample) -> int:
+    """Return by how many elements the last cell of a row is shorter than the others."""
+    return -sample.row_length % sample.run
+
+
+def _drew_short_cell(samples: Sequence[Sample]) -> NDArray[np.bool_]:
+    """Return [samples, row_strata]: whether the last stratum of the row drew a shorter cell."""
+    s = samples[0]
+    if not _missing_in_short_cell(s):
+        return np.zeros((len(samples), s.row_strata), dtype=bool)
+    last = np.array([s.cell_strata - 1])
+    numbers = np.arange(s.row_strata, dtype=np.int64)[:, None] * s.cell_strata + last
+    drawn = _points(_uniform(samples, "", numbers), s.cells, s.cell_strata, last)
+    return np.broadcast_to(drawn[..., 0] == s.cells - 1, (len(samples), s.row_strata))
+
+
+def _strata_of(first: int, last: int, available: int, strata: int) -> Indices:
+    """Return the strata from which an item from `first` to `last` may be drawn."""
     if strata >= available:
-        return np.broadcast_to(np.arange(first, available, dtype=np.int64), uniform.shape)
-    stratum = np.arange(first, strata, dtype=np.float64)
+        return np.arange(first, last + 1, dtype=np.int64)
+    # One more on each side: rounding may move a point by an item.
+    begin = max(0, int(first * strata / available) - 1)
+    end = min(strata, int(last * strata / available) + 2)
+    return np.arange(begin, end, dtype=np.int64)
+
+
+def _points(uniform: NDArray[np.float64], available: int, strata: int, stratum: Indices) -> Indices:
+    """Return which of the `available` items is drawn from each stratum."""
+    if strata >= available:
+        return np.broadcast_to(stratum, uniform.shape)
     points = (stratum + uniform) * (available / strata)
     # Rounding must not carry a point beyond its stratum, least of all into the last item, which may
     # be a shorter cell.
@@ -162,18 +245,27 @@ def _points(uniform: NDArray[np.float64], available: int, strata: int, first: in
     return np.minimum(points.astype(np.int64), last)
 
 
-def _uniform(name: str, seed: str, places: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) by name, seed and place in the sequence only (splitmix64)."""
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+def _uniform(samples: Sequence[Sample], axis: str, numbers: Indices) -> NDArray[np.float64]:
+    """Numbers in [0, 1), [samples, *numbers.shape], by name, seed and number only (splitmix64)."""
+    texts = (f"{sample.seed}{axis}:{sample.name}".encode() for sample in samples)
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    seeds = np.frombuffer(digests, dtype="<u8").reshape(-1, *(1,) * numbers.ndim)
     with np.errstate(over="ignore"):
-        z = np.uint64(int.from_bytes(digest, "little")) + np.uint64(0x9E3779B97F4A7C15) * places
+        z = seeds + np.uint64(0x9E3779B97F4A7C15) * (numbers.astype(np.uint64) + np.uint64(1))
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((z >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def hash48(*texts: str) -> int:
     """Return a hash that a float64 holds exactly."""
-    digest = hashlib.blake2b("\n".join(texts).encode(), digest_size=6).digest()
-    return int.from_bytes(digest, "little")
+    return hash48_of(texts)
+
+
+def hash48_of(texts: Iterable[str]) -> int:
+    """Return `hash48` of many texts, without holding all of them."""
+    digest = hashlib.blake2b(digest_size=6)
+    for number, text in enumerate(texts):
+        digest.update(f"\n{text}".encode() if number else text.encode())
+    return int.from_bytes(digest.digest(), "little")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 import distmon
-from distmon.selftest.checks import CHECKS, NotHere, device_name
+from distmon.selftest.checks import CHECKS
+from distmon.selftest.not_here import NotHere, device_name
+from distmon.untrusted.terminal import terminal
 
 
 def run(device: torch.device) -> list[dict[str, str]]:
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = Table("check", "result", "detail", title=" | ".join(machine.values()))
     for each in results:
         table.add_row(each["check"], each["result"], each["detail"])
-    Console().print(table)
+    terminal().print(table)
     content: dict[str, Any] = {"machine": machine, "results": results}
     given.out.write_text(json.dumps(content, indent=1) + "\n")
     print(f"written to {given.out}")

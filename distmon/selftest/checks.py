@@ -25,18 +25,8 @@ from distmon.probe.rows import Rows
 from distmon.probe.torch_probe import TorchProbe
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
-
-SIMULATED: Final = "Simulated GPU"
-"""Name of the device of the tests: what it takes says nothing about a GPU."""
-
-
-class NotHere(Exception):
-    """The check needs something that this machine lacks."""
-
-
-def device_name(device: torch.device) -> str:
-    """Return the model of the device."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+from distmon.selftest.not_here import SIMULATED, NotHere, device_name
+from distmon.selftest.transports import transports
 
 
 def _model(device: torch.device, layers: int = 3, width: int = 64) -> nn.Sequential:
@@ -49,11 +39,12 @@ def _model(device: torch.device, layers: int = 3, width: int = 64) -> nn.Sequent
 def _attached(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as folder:
         given = {"interval": 2, "budget": None, "sinks": ["jsonl"], **options}
-        with distmon.attach(model, optimizer, run_dir=Path(folder) / "run", **given) as monitor:
+        given.setdefault("run_dir", Path(folder) / "run")
+        with distmon.attach(model, optimizer, **given) as monitor:
             yield monitor
 
 
-def _train(
+def train_small(
     device: torch.device, steps: int, around: Callable[[], Any] | None = None, **options: Any
 ) -> distmon.Record:
     """Train a small model; `around` makes a context for the monitor's own calls."""
@@ -112,7 +103,7 @@ def kernels(device: torch.device) -> str:
 
 def records(device: torch.device) -> str:
     """Train with a monitor on the device and on the CPU; the records must be close."""
-    here, host = _train(device, 9), _train(torch.device("cpu"), 9)
+    here, host = train_small(device, 9), train_small(torch.device("cpu"), 9)
     names = ("monitor/update_ratio_median", "monitor/grad_norm", "train/step_loss")
     assert here.step == host.step, (here.step, host.step)
     for name in names:
@@ -136,7 +127,7 @@ def waits(device: torch.device) -> str:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    record = _train(device, 9, around=forbidden)
+    record = train_small(device, 9, around=forbidden)
     assert not record.faults, record.faults
     return "no synchronizing call in step()"
 
@@ -264,6 +255,7 @@ CHECKS: Final[tuple[tuple[str, Callable[[torch.device], str]], ...]] = (
     ("records against the CPU", records),
     ("waits in step()", waits),
     ("launches", launches),
+    ("both transports", lambda device: transports(device, train_small)),
     ("graph capture", graph_capture),
     ("compiled optimizer", compiled_optimizer),
     ("management library", management_library),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -18,11 +18,14 @@ from distmon.redaction import Redactor
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks.base import Sink, SinkContext, SinkFactory
 from distmon.sinks.delivery import AlertsOnly, Delivery
+from distmon.sinks.environment import TrainingProcess
 
-__all__ = ["Delivery", "Sink", "SinkContext", "SinkFactory", "build_factories"]
+__all__ = ["Delivery", "Sink", "SinkContext", "SinkFactory", "build_factories", "preload"]
 
 WITH_PARAM_TAGS: Final = {"tensorboard", "wandb", "mlflow"}
 """Sinks that log the parameters of `param_tags`."""
+_PRELOADED: Final = {"tensorboard": ("tensorboard.summary.writer.event_file_writer",)}
+"""Modules that a sink imports when it is opened."""
 
 
 def build_factories(
@@ -30,6 +33,7 @@ def build_factories(
     folder: RunFolder,
     console: Console | None = None,
     environ: Mapping[str, str] | None = None,
+    training: TrainingProcess | None = None,
 ) -> list[tuple[str, SinkFactory]]:
     """Return a factory for each configured sink, then those of `notify` and `actions`.
 
@@ -47,8 +51,21 @@ def build_factories(
     context = SinkContext(config, folder, console, selected)
     return [
         *((name, partial(_open, name, context)) for name in dict.fromkeys(config.sinks)),
-        *_alert_factories(config, folder, os.environ if environ is None else environ),
+        *_alert_factories(
+            config,
+            folder,
+            os.environ if environ is None else environ,
+            training or TrainingProcess(),
+        ),
     ]
+
+
+def preload(sinks: Sequence[str]) -> None:
+    """Import what these sinks need, before the training begins."""
+    for sink in sinks:
+        for module in (f"distmon.sinks.{sink}", *_PRELOADED.get(sink, ())):
+            with suppress(ImportError):  # named when the sink is opened
+                importlib.import_module(module)
 
 
 def _check_installed(sinks: Sequence[str]) -> None:
@@ -64,7 +81,10 @@ def _open(name: str, context: SinkContext) -> Sink:
 
 
 def _alert_factories(
-    config: MonitorConfig, folder: RunFolder, environ: Mapping[str, str]
+    config: MonitorConfig,
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    training: TrainingProcess,
 ) -> list[tuple[str, SinkFactory]]:
     """Return a factory such as `notify-slack` for each service, and one for debug bundles."""
     from distmon.sinks.apprise_service import open_services, resolve_urls
@@ -83,6 +103,6 @@ def _alert_factories(
     wanted = (*config.actions.bundle, *config.actions.stop)
     if wanted:
         redactor = Redactor(url.get_secret_value() for url in urls)
-        make_bundles = partial(BundleSink, folder, wanted, redactor, environ, sys.argv)
+        make_bundles = partial(BundleSink, folder, wanted, redactor, environ, training)
         factories.append(("bundle", make_bundles))
     return factories

@@ -11,8 +11,9 @@ from distmon.record.record import Record
 from distmon.rules.alert import Alert
 from distmon.runs import params_file
 from distmon.runs.run_folder import RunFolder
-from distmon.sinks.atomic_append import append_atomically, open_for_append
+from distmon.sinks.atomic_append import append_atomically, check_in_place
 from distmon.sinks.base import SinkContext
+from distmon.untrusted.files import open_for_append
 
 
 def open_sink(context: SinkContext) -> ArrowSink:
@@ -27,20 +28,27 @@ class ArrowSink:
     append.
     """
 
+    writes_files = True
+
     def __init__(self, folder: RunFolder) -> None:
         self._attempt = folder.attempt
+        self._path = folder.params_path
+        folder.restore()
         self._descriptor = _open_history(folder.params_path)
 
     def record(self, record: Record) -> None:
         if len(record.params):
+            check_in_place(self._descriptor, self._path)
             append_atomically(self._descriptor, params_file.batch_message(record, self._attempt))
 
     def alert(self, alert: Alert) -> None:
         """Alerts are not part of this file."""
 
     def close(self) -> None:
-        os.fsync(self._descriptor)
-        os.close(self._descriptor)
+        try:
+            os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
 
 
 def _open_history(path: Path) -> int:
@@ -50,9 +58,13 @@ def _open_history(path: Path) -> int:
         path.rename(params_file.next_set_aside(path))
         end = 0
     descriptor = open_for_append(path)
-    os.ftruncate(descriptor, end)
-    if end == 0:
-        append_atomically(descriptor, params_file.schema_message())
+    try:
+        os.ftruncate(descriptor, end)
+        if end == 0:
+            append_atomically(descriptor, params_file.schema_message())
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 
-def open_for_append(path: Path) -> int:
-    """Open a file so that every write goes to its end, and return the descriptor."""
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def check_in_place(descriptor: int, path: Path) -> None:
+    """Raise an OSError when `path` is no longer the open file: removed, replaced, unmounted.
+
+    Otherwise entries would go to a file that nobody can read.
+    """
+    open_file, named = os.fstat(descriptor), os.stat(path, follow_symlinks=False)
+    if (open_file.st_dev, open_file.st_ino) != (named.st_dev, named.st_ino):
+        raise FileNotFoundError(errno.ESTALE, "the file was replaced", str(path))
 
 
 def append_atomically(descriptor: int, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 import os
 import re
@@ -12,15 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from distmon.record.record import Column, ParamTable, Record
 from distmon.redaction import Redactor
 from distmon.rules.alert import Alert
 from distmon.rules.alert_patterns import matches
 from distmon.runs.run_folder import RunFolder, strict_json
-from distmon.sinks.environment import describe_environment
+from distmon.sinks.environment import TrainingProcess, describe_environment
 from distmon.sinks.jsonl import record_entry
+from distmon.untrusted.files import PRIVATE, create_exclusively, real_folder
 
 logger = logging.getLogger("distmon")
 
@@ -48,14 +50,14 @@ class BundleSink:
         wanted: Iterable[str],
         redactor: Redactor,
         environ: Mapping[str, str],
-        argv: Sequence[str],
+        training: TrainingProcess,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._wanted = [*wanted]
         self._redactor = redactor
         self._environ = environ
-        self._argv = argv
+        self._training = training
         self._clock = clock
         self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._params = ParamTable.empty()
@@ -70,8 +72,7 @@ class BundleSink:
     def alert(self, alert: Alert) -> None:
         if not matches(self._wanted, alert):
             return
-        bundles = self._folder.path / BUNDLES_DIR
-        bundles.mkdir(exist_ok=True)
+        bundles = real_folder(self._folder.path / BUNDLES_DIR)
         target = bundles / self._name(alert)
         if target.exists():
             return
@@ -87,7 +88,7 @@ class BundleSink:
         staged = bundles / UNFINISHED
         shutil.rmtree(staged, ignore_errors=True)  # left by a killed process
         try:
-            staged.mkdir()
+            staged.mkdir(mode=0o700)
             self._write(staged, alert)
             staged.rename(target)
         except BaseException:
@@ -123,7 +124,7 @@ class BundleSink:
             columns = {"input_norm": gain.input_norm, "output_norm": gain.output_norm}
             _write_table(into / "flow.csv", "block", gain.blocks, {**columns, "gain": gain.gain})
         environment = describe_environment(
-            self._folder.path, self._folder.versions, self._environ, self._argv, self._redactor
+            self._folder.path, self._folder.versions, self._environ, self._training, self._redactor
         )
         _write_text(into / "environment.json", strict_json(environment, indent=2) + "\n")
         _write_text(into / "README.txt", README.format(kept=KEPT_RECORDS))
@@ -132,7 +133,7 @@ class BundleSink:
 def _write_table(
     path: Path, index: str, names: Sequence[Any], columns: Mapping[str, Column]
 ) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with _create(path) as file:
         table = csv.writer(file)
         table.writerow([index, *columns])
         table.writerows(zip(names, *(column.tolist() for column in columns.values()), strict=True))
@@ -140,9 +141,14 @@ def _write_table(
 
 
 def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with _create(path) as file:
         file.write(text)
         _sync(file.fileno(), file.flush)
+
+
+def _create(path: Path) -> TextIO:
+    """Open a new file that only this user can read: messages and settings may hold anything."""
+    return io.TextIOWrapper(create_exclusively(path, PRIVATE), encoding="utf-8", newline="")
 
 
 def _sync(descriptor: int, flush: Callable[[], None]) -> None:

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
+from rich.control import Control
 from rich.padding import Padding
 from rich.panel import Panel
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,7 @@ from distmon.rules.alert import Alert
 from distmon.rules.base import name_some
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks.base import SinkContext
+from distmon.untrusted.terminal import printable, terminal
 
 BAD: Final = "bold red"
 SEVERITY_STYLES: Final = {"info": "cyan", "warning": "yellow", "critical": BAD}
@@ -34,16 +37,16 @@ SHOWN_ERROR: Final = 0.02
 
 def open_sink(context: SinkContext) -> ConsoleSink:
     """Return the sink of a monitor."""
-    console = context.console or Console()
+    console = context.console or terminal()
     return ConsoleSink(console, context.config.total_steps, str(context.folder.path))
 
 
 def announce(console: Console, folder: RunFolder, config: MonitorConfig) -> None:
     """Print what is monitored, how it is read, where it goes and when the first record comes."""
-    line = opening_line(folder.reading, len(folder.parameters), config.interval)
-    first = min(config.first_observation, config.interval)
-    where = f"run folder {folder.path}; first record at step {first}"
-    console.print(Text(f"{line}; {where}", style="dim"), highlight=False, soft_wrap=True)
+    first, interval = config.first_observation, config.interval
+    line = opening_line(folder.reading, len(folder.parameters), interval, min(first, interval))
+    line = f"{line}; run folder {folder.path}"
+    console.print(Text(line, style="dim"), highlight=False, soft_wrap=True)
 
 
 class ConsoleSink:
@@ -68,9 +71,10 @@ class ConsoleSink:
             self._seconds += float(elapsed.max())
             self._own_seconds += float(record.ranks["monitor_seconds"].max())
         for fault in record.faults:
-            self._print(Text(f"  fault at step {record.step}: {fault}", style="yellow"))
+            self._print(Text(printable(f"  fault at step {record.step}: {fault}"), style="yellow"))
 
     def alert(self, alert: Alert) -> None:
+        erase_bar(self._console)
         self._console.print(alert_panel(alert, min(self._console.width, PANEL_WIDTH)))
         self._alerts[alert.severity] += 1
 
@@ -86,7 +90,18 @@ class ConsoleSink:
         self._print(Text(f"distmon: {', '.join(parts)}; distmon show {self._folder}", style="dim"))
 
     def _print(self, line: Text) -> None:
+        erase_bar(self._console)
         self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def erase_bar(console: Console) -> None:
+    """Erase the line of a terminal on which a progress bar like tqdm's has left the cursor.
+
+    The bar draws itself anew below. A bar of this console's own (rich) makes room by itself.
+    """
+    own_bar = getattr(console, "_live_stack", None) or getattr(console, "_live", None)
+    if console.is_terminal and not own_bar:
+        console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
 
 
 def plural(count: int, noun: str, adjective: str = "") -> str:
@@ -94,20 +109,33 @@ def plural(count: int, noun: str, adjective: str = "") -> str:
     return f"{count} {adjective}{noun}" + ("" if count == 1 else "s")
 
 
-def opening_line(reading: Mapping[str, Any], parameters: int, interval: int) -> str:
-    """Return what is monitored and how much of it is read; `reading` as in `run.json`."""
+def opening_line(
+    reading: Mapping[str, Any], parameters: int, interval: int, first: int | None = None
+) -> str:
+    """Return what is monitored, when, and how much of it is read; `reading` as in `run.json`.
+
+    `first` is the first observed step, where it is before `interval`.
+    """
     if not reading:
         return ""
     total = max(1, reading["elements"])
-    return (
-        f"distmon: {parameters} parameters, {_thousands(total)} elements, every {interval} steps: "
-        f"{reading['text']} ({_percent(reading['gradient_elements'] / total)} of the gradients, "
-        f"{_percent(reading['sampled_elements'] / total)} of the updates)"
-    )
+    when = f"every {plural(interval, 'step')}" if interval > 1 else "every step"
+    if first is not None and first < interval:
+        when = f"at step {first}, then {when}"
+    gradients = reading["gradient_elements"] / total
+    others = reading["sampled_elements"] / total
+    if min(gradients, others) >= 1:
+        what = "every element"
+    elif gradients >= 1:
+        what = f"all gradients, {_percent(others)} of weights and updates"
+    else:
+        what = f"{_percent(gradients)} of the gradients, {_percent(others)} of weights and updates"
+    size = f"{plural(parameters, 'parameter')} ({_thousands(total)} elements)"
+    return f"distmon: {size} read {when}: {what}"
 
 
 def _percent(share: float) -> str:
-    return "all" if share >= 1 else f"{100 * share:.2g}%"
+    return f"{100 * share:.2g}%"
 
 
 @dataclass(frozen=True)
@@ -158,6 +186,10 @@ def _fields(record: Record, total_steps: int | None, longest_name: int | None) -
     fields += _grad_norm(record)
     add("gain", "gradient_monitor/mean_gain", _short, 45)
     add("frozen", "monitor/frozen_count", _count, 60)
+    add("dead_units", "inside/dead_fraction_max", lambda value: f"{value:.0%}", 18)
+    add("logit", "inside/attention_logit_max", _short, 17)
+    add("expert_load", "inside/expert_load_max", lambda value: f"{value:.1f}x", 16)
+    add("spectral", "inside/spectral_norm_max", _short, 15)
     for label, tag in (
         ("nan_params", "debug/nan_param_count"),
         ("inf_params", "debug/inf_param_count"),
@@ -195,7 +227,7 @@ def _grad_norm(record: Record) -> list[_Field]:
 def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
     """Return a panel with message, location and advice, colored by severity."""
     style = SEVERITY_STYLES[alert.severity]
-    parts: list[RenderableType] = [Text(alert.message)]
+    parts: list[RenderableType] = [Text(printable(alert.message))]
     location = Text()
     for label, names in (
         ("parameters", alert.params),
@@ -205,7 +237,7 @@ def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
         if names:
             location.append("\n" if location else "")
             location.append(f"{label}: ", style="bold")
-            location.append(name_some(names))
+            location.append(printable(name_some(names)))
     if location:
         parts.append(location)
     if alert.advice:
@@ -213,9 +245,11 @@ def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
         advice.add_column(justify="right", style=style, no_wrap=True)
         advice.add_column()
         for number, text in enumerate(alert.advice, start=1):
-            advice.add_row(f"{number}.", Text(text))
+            advice.add_row(f"{number}.", Text(printable(text)))
         parts.append(Padding(advice, (1, 0, 0, 0)))
-    title = Text(f"{alert.severity.upper()} {alert.rule} at step {alert.step}", style=style)
+    title = Text(
+        printable(f"{alert.severity.upper()} {alert.rule} at step {alert.step}"), style=style
+    )
     return Panel(
         Group(*parts),
         title=title,
@@ -237,7 +271,7 @@ def _length(fields: list[_Field]) -> int:
 
 
 def _join(fields: list[_Field]) -> Text:
-    line = Text(" ").join(Text(field.text, style=field.style) for field in fields)
+    line = Text(" ").join(Text(printable(field.text), style=field.style) for field in fields)
     line.no_wrap = True
     line.overflow = "ignore"
     return line

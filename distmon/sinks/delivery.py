@@ -1,7 +1,8 @@
 """Deliver records and alerts to the sinks without blocking the training thread.
 
 Each sink has its own bounded queue and daemon thread, so a sink that hangs or fails blocks neither
-the trainer nor the other sinks.
+the trainer nor the other sinks. While storage fails, items wait in the queue and are tried again;
+what is lost nevertheless is counted in the run folder.
 """
 
 from __future__ import annotations
@@ -12,16 +13,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
+from distmon.errors import ConfigError
+from distmon.own_threads import OwnThread
 from distmon.record.record import Record
 from distmon.redaction import Redactor
 from distmon.rules.alert import Alert
 from distmon.sinks.base import Sink, SinkFactory
+from distmon.sinks.gaps import GapLog
 
 logger = logging.getLogger("distmon")
 
 Item = Record | Alert
+MOST_BYTES: Final = 64 << 20
+"""Memory for what waits for one sink, unless one item needs more."""
+RETRY_S: Final = 0.2
+"""Pause before the first new try; it doubles up to `LONGEST_RETRY_S`."""
+LONGEST_RETRY_S: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -37,9 +48,15 @@ class AlertsOnly:
 class Delivery:
     """Queues records and alerts for every sink."""
 
-    def __init__(self, factories: Sequence[tuple[str, SinkFactory]], queue_size: int) -> None:
+    def __init__(
+        self,
+        factories: Sequence[tuple[str, SinkFactory]],
+        queue_size: int,
+        gaps: GapLog | None = None,
+    ) -> None:
         order = itertools.count()
-        self._lanes = [_Lane(name, factory, queue_size, order) for name, factory in factories]
+        self._gaps = gaps
+        self._lanes = [_Lane(name, factory, queue_size, order, gaps) for name, factory in factories]
         self._closed = False
 
     def post_record(self, record: Record) -> None:
@@ -67,6 +84,8 @@ class Delivery:
                 lane.join(deadline)
             for lane in self._lanes:
                 lane.report_losses(timeout)
+            if self._gaps is not None:
+                self._gaps.write()
         return self.stats()
 
     def stats(self) -> dict[str, dict[str, int]]:
@@ -78,9 +97,18 @@ class _Lane:
     """One sink with its queue and thread."""
 
     def __init__(
-        self, name: str, factory: SinkFactory, queue_size: int, order: Iterator[int]
+        self,
+        name: str,
+        factory: SinkFactory,
+        queue_size: int,
+        order: Iterator[int],
+        gaps: GapLog | None,
     ) -> None:
         self.name = name
+        self._gaps = gaps
+        self._sink: Sink | None = None
+        self._unusable = False
+        self._bytes = 0
         self._factory = factory
         self._alerts_only = isinstance(factory, AlertsOnly)
         self._limit = queue_size
@@ -92,8 +120,9 @@ class _Lane:
         self._abandoned = False
         self._busy = False
         self._warned = False
+        self._waited = False
         self._written = self._failed = self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name=f"distmon-{name}", daemon=True)
+        self._thread = OwnThread(self._run, name)
         self._thread.start()
 
     def post(self, item: Item) -> None:
@@ -101,9 +130,13 @@ class _Lane:
             return
         with self._changed:
             queue = self._alerts if isinstance(item, Alert) else self._records
-            if self._finishing or len(queue) >= self._limit:
+            size = _size(item)
+            full = bool(self._bytes) and self._bytes + size > MOST_BYTES
+            if self._finishing or full or len(queue) >= self._limit:
                 self._dropped += 1
+                self._note_loss(item, "the run had ended" if self._finishing else "it was behind")
                 return
+            self._bytes += size
             queue.append((next(self._order), item))
             self._changed.notify()
 
@@ -119,6 +152,8 @@ class _Lane:
         with self._changed:
             self._abandoned = True
             self._dropped += len(self._records) + len(self._alerts)
+            for _, item in (*self._records, *self._alerts):
+                self._note_loss(item, "it did not finish in time")
             self._records.clear()
             self._alerts.clear()
             self._failed += self._busy
@@ -146,38 +181,98 @@ class _Lane:
         return ", ".join(f"{count} {outcome}" for outcome, count in self.stats().items())
 
     def _run(self) -> None:
-        sink: Sink | None = None
-        unusable = False
         # BaseException: a sink that calls sys.exit() must not end its thread unnoticed.
         while (item := self._take()) is not None:
-            error: BaseException | None = None
-            if sink is None and not unusable:
-                try:
-                    sink = self._factory()
-                except BaseException as caught:
-                    error, unusable = caught, True
-            if sink is not None:
-                try:
-                    if isinstance(item, Alert):
-                        sink.alert(item)
-                    else:
-                        sink.record(item)
-                except BaseException as caught:
-                    error = caught
-            self._count(ok=sink is not None and error is None)
-            if error is not None:
-                self._warn_once(
-                    error,
-                    "could not be opened and is disabled"
-                    if unusable
-                    else "failed on one item and stays in use",
-                )
-        if sink is not None:
+            self._deliver(item)
+        if self._sink is not None:
             try:
-                sink.close()
+                self._sink.close()
             except BaseException as caught:
                 self._count(ok=False)
                 self._warn_once(caught, "failed to close")
+
+    def _deliver(self, item: Item) -> None:
+        """Deliver one item; again and again while the storage or the opening fails."""
+        pause = RETRY_S
+        while not self._unusable:
+            # At the end of the run files are opened once more, and not again after that.
+            last = self._finishing and self._sink is None
+            error = self._try(item)
+            if error is None:
+                self._recover()
+                return
+            opening = self._sink is None
+            self._unusable = opening and isinstance(error, ConfigError)
+            waits = not self._unusable and (opening or _storage_failed(self._sink, error))
+            self._warn(error, opening, waits)
+            if not waits:
+                self._lose(item, error)
+                return
+            self._drop_sink()
+            if last:
+                self._lose(item, error)
+                return
+            self._pause(pause)
+            pause = min(2 * pause, LONGEST_RETRY_S)
+        self._lose(item, None)
+
+    def _try(self, item: Item) -> BaseException | None:
+        """Open the sink if it is not, and give it the item; return what it raised."""
+        try:
+            if self._sink is None:
+                self._sink = self._factory()
+            if isinstance(item, Alert):
+                self._sink.alert(item)
+            else:
+                self._sink.record(item)
+        except BaseException as caught:
+            return caught
+        return None
+
+    def _recover(self) -> None:
+        """Count a success; after a failure, say so and write down what was lost."""
+        self._count(ok=True)
+        if self._waited:
+            self._waited = False
+            logger.warning('distmon: the sink "%s" works again', self.name)
+            if self._gaps is not None:
+                self._gaps.write()
+
+    def _drop_sink(self) -> None:
+        """Forget a sink whose storage has failed; the next try opens another one."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            with suppress(BaseException):
+                sink.close()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for the next try, or until there is no time for more."""
+        with self._changed:
+            if not self._finishing:
+                self._changed.wait_for(lambda: self._finishing, seconds)
+
+    def _lose(self, item: Item, error: BaseException | None) -> None:
+        self._count(ok=False)
+        self._note_loss(item, "it is disabled" if error is None else type(error).__name__)
+
+    def _note_loss(self, item: Item, reason: str) -> None:
+        if self._gaps is not None:
+            self._gaps.lost(self.name, item, reason)
+
+    def _warn(self, error: BaseException, opening: bool, waits: bool) -> None:
+        """Log a failure: each kind once, and the next one after the sink has worked again."""
+        if waits and not self._waited:
+            self._waited = True
+            self._warned = False
+        if self._unusable:
+            outcome = "could not be opened and is disabled"
+        elif opening:
+            outcome = "could not be opened and is tried again"
+        elif waits:
+            outcome = "cannot write; what it gets waits until it can"
+        else:
+            outcome = "failed on one item and stays in use"
+        self._warn_once(error, outcome)
 
     def _take(self) -> Item | None:
         """Wait for the oldest item of both queues and return it; None after `finish`."""
@@ -189,7 +284,9 @@ class _Lane:
             queues = [queue for queue in (self._records, self._alerts) if queue]
             self._busy = True
             # In posting order over both queues: an alert follows the record that raised it.
-            return min(queues, key=lambda queue: queue[0][0]).popleft()[1]
+            item = min(queues, key=lambda queue: queue[0][0]).popleft()[1]
+            self._bytes -= _size(item)
+            return item
 
     def _count(self, *, ok: bool) -> None:
         with self._changed:
@@ -209,3 +306,18 @@ class _Lane:
         logger.warning(
             'distmon: the sink "%s" %s: %s: %s', self.name, outcome, type(error).__name__, text
         )
+
+
+def _storage_failed(sink: Sink | None, error: BaseException) -> bool:
+    """Return whether a sink that writes files should open them again and repeat the item."""
+    return isinstance(error, OSError) and bool(getattr(sink, "writes_files", False))
+
+
+def _size(item: Item) -> int:
+    """Return about how many bytes an item takes in memory."""
+    if isinstance(item, Alert):
+        return 1024
+    sizes = [array.nbytes for array in (*item.params.columns.values(), *item.ranks.values())]
+    if item.params.grad_histogram is not None:
+        sizes.append(item.params.grad_histogram.nbytes)
+    return 4096 + sum(sizes)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distmon.record.record import GainTable, Record
+from distmon.record.record import GainTable, InsideTable, Record
 from distmon.rules.alert import Alert
 from distmon.runs.run_folder import RunFolder, strict_json
-from distmon.sinks.atomic_append import append_atomically, open_for_append
+from distmon.sinks.atomic_append import append_atomically, check_in_place
 from distmon.sinks.base import SinkContext
+from distmon.untrusted.files import open_for_append
 
 
 def open_sink(context: SinkContext) -> JsonlSink:
@@ -24,23 +26,35 @@ def open_sink(context: SinkContext) -> JsonlSink:
 class JsonlSink:
     """Appends to both files. A crash loses at most the line being written."""
 
+    writes_files = True
+
     def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.time) -> None:
         self._attempt = folder.attempt
         self._clock = clock
+        self._folder = folder
+        folder.restore()
         self._records = _open_lines(folder.records_path)
-        self._alerts = _open_lines(folder.alerts_path)
+        try:
+            self._alerts = _open_lines(folder.alerts_path)
+        except BaseException:
+            os.close(self._records)
+            raise
 
     def record(self, record: Record) -> None:
+        check_in_place(self._records, self._folder.records_path)
         _append_line(self._records, record_entry(record, self._attempt))
 
     def alert(self, alert: Alert) -> None:
+        check_in_place(self._alerts, self._folder.alerts_path)
         entry = {**alert.to_dict(), "attempt": self._attempt, "time": self._clock()}
         _append_line(self._alerts, entry)
 
     def close(self) -> None:
-        for descriptor in (self._records, self._alerts):
-            os.fsync(descriptor)
-            os.close(descriptor)
+        # Each is closed whatever fails: storage that fails is opened again and again.
+        with ExitStack() as stack:
+            for descriptor in (self._alerts, self._records):
+                stack.callback(os.close, descriptor)
+                stack.callback(os.fsync, descriptor)
 
 
 def record_entry(record: Record, attempt: int) -> dict[str, Any]:
@@ -48,6 +62,7 @@ def record_entry(record: Record, attempt: int) -> dict[str, Any]:
     steps = sorted(record.losses)
     return {
         "step": record.step,
+        "observation": record.observation,
         "time": record.time,
         "attempt": attempt,
         "world_size": record.world_size,
@@ -60,6 +75,7 @@ def record_entry(record: Record, attempt: int) -> dict[str, Any]:
         "loss_ema": [float(record.loss_ema.get(step, float("nan"))) for step in steps],
         "ranks": {metric: values.tolist() for metric, values in record.ranks.items()},
         "flow": None if record.gradient_gain is None else _gain_entry(record.gradient_gain),
+        **({"inside": _inside_entry(record.inside)} if record.inside else {}),
         "evaluations": [asdict(each) for each in record.evaluations],
         "tasks": dict(record.tasks),
         "nonfinite": None if record.nonfinite is None else asdict(record.nonfinite),
@@ -76,14 +92,28 @@ def _gain_entry(gain: GainTable) -> dict[str, Any]:
     }
 
 
+def _inside_entry(tables: Mapping[str, InsideTable]) -> dict[str, Any]:
+    return {
+        kind: {
+            "names": list(table.names),
+            "columns": {name: column.tolist() for name, column in table.columns.items()},
+        }
+        for kind, table in tables.items()
+    }
+
+
 def _append_line(descriptor: int, entry: dict[str, Any]) -> None:
     append_atomically(descriptor, strict_json(entry).encode() + b"\n")
 
 
 def _open_lines(path: Path) -> int:
     descriptor = open_for_append(path)
-    size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        # A crash cut the last line: end it, so that the next entry starts on a new line.
-        append_atomically(descriptor, b"\n")
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            # A crash cut the last line: end it, so that the next entry starts on a new line.
+            append_atomically(descriptor, b"\n")
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor

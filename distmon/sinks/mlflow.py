@@ -42,7 +42,7 @@ class MlflowSink:
         self._metric: Any = Metric
         self._selected = selected
         self._client: Any = mlflow.MlflowClient()
-        active = _active_run()
+        active = active_run()
         self._joined = active is not None
         self._prefix = "distmon/" if self._joined else ""
         self._run_id = active or self._new_run(mlflow, folder)
@@ -77,7 +77,7 @@ class MlflowSink:
             self._client.set_terminated(self._run_id)
 
 
-def _active_run() -> str | None:
+def active_run() -> str | None:
     """Return the id of the run that the training has started, if there is one.
 
     MLflow keeps active runs by thread, and a sink has a thread of its own.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import re
+from socketserver import ThreadingMixIn
+from threading import Thread
 from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from distmon.config import PrometheusConfig
 from distmon.errors import ConfigError
@@ -12,6 +16,7 @@ from distmon.metrics import RANK_METRICS, RUN_METRICS, Metric
 from distmon.record.record import Record
 from distmon.rules.alert import Alert
 from distmon.sinks.base import SinkContext
+from distmon.untrusted.access import check_access
 
 logger = logging.getLogger("distmon")
 
@@ -105,12 +110,17 @@ def metric_name(metric: Metric, inner: str = "") -> str:
 
 def _serve(client: Any, settings: PrometheusConfig, registry: Any) -> tuple[Any, int]:
     """Start the HTTP server thread, on the next free port if the configured one is taken."""
+    token = None if settings.token is None else settings.token.get_secret_value()
+    check_access(settings.address, token, "set prometheus.token")
+    app = _guarded(client.make_wsgi_app(registry), token)
+    reason = ""
     for port in range(settings.port, settings.port + settings.ports):
         try:
-            server, _ = client.start_http_server(port, addr=settings.address, registry=registry)
+            server = make_server(settings.address, min(port, 65535), app, _Server, _Handler)
         except OSError as error:
             reason = error.strerror or str(error)
             continue
+        Thread(target=server.serve_forever, name="distmon-prometheus", daemon=True).start()
         if port != settings.port:
             logger.warning(
                 "distmon: port %d is in use; metrics are at http://%s:%d/metrics",
@@ -123,3 +133,31 @@ def _serve(client: Any, settings: PrometheusConfig, registry: Any) -> tuple[Any,
     raise ConfigError(
         f"no port from {settings.port} to {last} of {settings.address} can be opened: {reason}"
     )
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10  # a client that sends nothing does not keep a thread
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing: a scrape every few seconds would fill the log."""
+
+
+def _guarded(app: Any, token: str | None) -> Any:
+    """Answer only requests with the token, if there is one; and none that changes anything."""
+
+    def answer(environ: dict[str, Any], start: Any) -> Any:
+        given = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix("Bearer ")
+        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+            status, text = "405 Method Not Allowed", "these metrics are read-only\n"
+        elif token is None or hmac.compare_digest(given.encode(), token.encode()):
+            return app(environ, start)
+        else:
+            status, text = "401 Unauthorized", "a token is needed\n"
+        start(status, [("Content-Type", "text/plain")])
+        return [text.encode()]
+
+    return answer

@@ -20,8 +20,9 @@ class RunOutput:
         self._world_size = world_size
 
     def begin(self, resumed_from: int) -> None:
-        """Add this attempt to the run folder; called at the first step."""
-        self._folder.begin_attempt(resumed_from=resumed_from, world_size=self._world_size)
+        """Add this attempt to the run folder, once; called at the first step."""
+        if self._folder.resumed_from is None:
+            self._folder.begin_attempt(resumed_from=resumed_from, world_size=self._world_size)
 
     def post(self, record: Record, alerts: Sequence[Alert]) -> None:
         """Deliver a record and its alerts."""
@@ -33,6 +34,7 @@ class RunOutput:
         """Deliver an alert at once, before the next record."""
         self._delivery.post_alert(alert)
 
-    def close(self) -> None:
-        """Flush the sinks within the delivery timeout. Safe to call twice."""
-        self._delivery.close()
+    def close(self, timeout: float = 10.0) -> None:
+        """Flush the sinks within `timeout` seconds. Safe to call twice."""
+        self._delivery.close(timeout)
+        self._folder.release()

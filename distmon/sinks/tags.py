@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS
-from distmon.probe.log_bins import magnitude_edges
+from distmon.probe.percentiles import magnitude_edges
 from distmon.record.record import ParamTable, Record
 
 logger = logging.getLogger("distmon")

@@ -1,7 +1,10 @@
-"""TensorBoard event files in the run folder's `tb/`."""
+"""TensorBoard event files in the run folder's `tb/`, written without torch."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from distmon.errors import ConfigError
@@ -11,6 +14,7 @@ from distmon.runs.run_folder import RunFolder
 from distmon.sinks.base import SinkContext
 from distmon.sinks.notify import body
 from distmon.sinks.tags import param_histograms, param_scalars, scalars_by_step
+from distmon.untrusted.files import real_folder
 
 
 def open_sink(context: SinkContext) -> TensorBoardSink:
@@ -21,17 +25,28 @@ def open_sink(context: SinkContext) -> TensorBoardSink:
 class TensorBoardSink:
     """Writes the scalars of every record, alerts as text, and tags of the selected parameters."""
 
+    writes_files = True
+
     def __init__(self, folder: RunFolder, selected: frozenset[str]) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+            from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+            from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise ConfigError(
                 "the sink \"tensorboard\" needs a package: pip install 'distmon[tensorboard]'"
             ) from None
+        self._event: Any = event_pb2
+        self._summary: Any = summary_pb2
+        self._tensor: Any = tensor_pb2.TensorProto
+        self._shape: Any = TensorShapeProto
+        self._text_version: bytes = TextPluginData(version=0).SerializeToString()
         self._selected = selected
         self._folder = folder
         self._purged = folder.attempt == 0
-        self._writer: Any = SummaryWriter(str(folder.tensorboard_path))
+        folder.restore()
+        self._file: Any = EventFileWriter(str(real_folder(folder.tensorboard_path)))
 
     def _purge(self, record: Record) -> None:
         """Let TensorBoard hide what earlier attempts wrote of the steps that this one writes.
@@ -39,41 +54,57 @@ class TensorBoardSink:
         The first record after a resume may have losses from before the checkpoint, which an
         earlier attempt has written too.
         """
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
         self._purged = True
         first = min((self._folder.resumed_from or 0) + 1, record.step, *record.losses)
-        start = SessionLog(status=SessionLog.START)
-        self._writer.file_writer.event_writer.add_event(Event(step=first, session_log=start))
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._file.add_event(self._event.Event(step=first, session_log=start))
 
     def record(self, record: Record) -> None:
         if not self._purged:
             self._purge(record)
-        write = self._writer
         for step, scalars in scalars_by_step(record).items():
-            for tag, value in scalars.items():
-                write.add_scalar(tag, value, step, walltime=record.time)
-        for tag, value in param_scalars(record.params, self._selected).items():
-            write.add_scalar(tag, value, record.step, walltime=record.time)
+            self._write(self._scalars(scalars), step, record.time)
+        values = self._scalars(param_scalars(record.params, self._selected))
         for tag, bins in param_histograms(record.params, self._selected).items():
-            write.add_histogram_raw(
-                tag,
+            histogram = self._summary.HistogramProto(
                 min=bins.smallest,
                 max=bins.largest,
                 num=float(bins.counts.sum()),
                 sum=bins.total,
                 sum_squares=bins.total_squares,
-                bucket_limits=bins.edges[1:].tolist(),
-                bucket_counts=bins.counts.tolist(),
-                global_step=record.step,
-                walltime=record.time,
+                bucket_limit=bins.edges[1:].tolist(),
+                bucket=bins.counts.tolist(),
             )
-        write.flush()
+            values.append(self._summary.Summary.Value(tag=tag, histo=histogram))
+        self._write(values, record.step, record.time)
+        self._file.flush()
 
     def alert(self, alert: Alert) -> None:
         text = f"**{alert.severity.upper()}** step {alert.step}: {body(alert)}"
-        self._writer.add_text(f"alerts/{alert.rule}", text, alert.step)
-        self._writer.flush()
+        metadata = self._summary.SummaryMetadata(
+            plugin_data=self._summary.SummaryMetadata.PluginData(
+                plugin_name="text", content=self._text_version
+            )
+        )
+        tensor = self._tensor(
+            dtype="DT_STRING",
+            string_val=[text.encode()],
+            tensor_shape=self._shape(dim=[self._shape.Dim(size=1)]),
+        )
+        tag = f"alerts/{alert.rule}/text_summary"
+        value = self._summary.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+        self._write([value], alert.step, time.time())
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
+
+    def _scalars(self, scalars: Mapping[str, float]) -> list[Any]:
+        value: Any = self._summary.Summary.Value
+        return [value(tag=tag, simple_value=number) for tag, number in scalars.items()]
+
+    def _write(self, values: list[Any], step: int, at: float) -> None:
+        if values:
+            os.stat(self._folder.tensorboard_path)  # raises when somebody has removed it
+            summary = self._summary.Summary(value=values)
+            self._file.add_event(self._event.Event(wall_time=at, step=step, summary=summary))

@@ -8,7 +8,12 @@ from typing import Final
 
 from distmon.metrics import GRAD_PERCENTILES
 
-KINDS: Final = ("weights", "gradients", "updates", "maxima", "percentiles", "counts", "loss")
+KINDS: Final = (
+    *("weights", "gradients", "updates", "maxima", "percentiles", "counts", "loss"),
+    "activations",
+)
+ACTIVATION_COLUMNS: Final = ("mean", "std", "absmax", "rms", "zero_fraction")
+"""Columns of an activation that are compared; the rms is the scale of the first four."""
 
 
 @dataclass(frozen=True)

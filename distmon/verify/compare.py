@@ -12,7 +12,7 @@ import numpy as np
 from csrc_triton.row_layout import BINS, HALF_BINS, MAX_COLUMNS, RELATIVE_ERROR, SUM_COLUMNS
 from distmon.record.record import Record
 from distmon.reduce.rank_slots import SLOT_SIZE
-from distmon.verify.columns import COLUMNS, TOTALS
+from distmon.verify.columns import ACTIVATION_COLUMNS, COLUMNS, TOTALS
 from distmon.verify.expected import Expected, Floats
 from distmon.verify.observe import Observed
 from distmon.verify.parallelisms import Limits
@@ -94,6 +94,7 @@ def compare(
         order = [first.records[0].params.names.index(name) for name in names]
         for truth, record in zip(expected, first.records, strict=True):
             differences += _record(truth, record, order, limits)
+            differences += _activations(truth, record, first.watched, limits)
         problems += _uneven_replicas(expected[0], ranks)
         problems += _cost(ranks, bytes_of_observation(expected[0], ranks, interval))
     noise = np.any([truth.noise for truth in expected], axis=0)
@@ -111,13 +112,15 @@ def compare(
 def bytes_of_observation(truth: Expected, ranks: Sequence[Observed], interval: int) -> int:
     """Return the bytes that one rank must send: parameter rows, rank telemetry and losses.
 
-    For partial gradients it also sends the sampled elements and one scale factor.
+    For partial gradients it also sends the sampled elements and one scale factor, and the rows of
+    the activations that are watched.
     """
     row = 8 * len(SUM_COLUMNS) + 8 * BINS + 4 * len(MAX_COLUMNS)
     partial = frozenset[str]().union(*(rank.partial for rank in ranks))
     samples: dict[str, int] = dict(zip(truth.names, truth.gradient_sampled.tolist(), strict=True))
     elements = sum(samples[name] + 1 for name in partial)
-    return len(truth.names) * row + len(ranks) * 8 * SLOT_SIZE + 2 * 8 * interval + 8 * elements
+    total = len(truth.names) * row + len(ranks) * 8 * SLOT_SIZE + 2 * 8 * interval + 8 * elements
+    return total + ranks[0].watched_bytes
 
 
 def _incomparable(expected: Sequence[Expected], ranks: Sequence[Observed]) -> list[str]:
@@ -204,6 +207,27 @@ def _record(
         b = record.losses.get(step, nan)
         limit = max(limits.loss, _LOSS_ROUNDINGS * truth.loss_eps)
         yield Difference("loss", "loss", _relative_scalar(a, b), limit, "", step, a, b)
+
+
+def _activations(
+    truth: Expected, record: Record, watched: Sequence[str], limits: Limits
+) -> Iterator[Difference]:
+    """Yield the worst module of every column of the activations; of calls of functions, none."""
+    names = [name for name in watched if name in truth.activations]
+    table = record.inside.get("activations")
+    for column in ACTIVATION_COLUMNS if names else ():
+        rows = [truth.activations[name] for name in names]
+        want = np.array([row[column] for row in rows])
+        scale = np.array([1.0 if column == "zero_fraction" else row["rms"] for row in rows])
+        have = np.full(len(names), nan)
+        for i, name in enumerate(names):
+            if table is not None and name in table.names:
+                have[i] = table.row(name)[column]
+        size = _relative(want, have, scale)
+        i = int(np.argmax(size))
+        values = float(want[i]), float(have[i])
+        about = (limits.gradients, names[i], truth.step)
+        yield Difference(f"activation {column}", "activations", float(size[i]), *about, *values)
 
 
 def _scale(truth: Expected, scale: str, want: Floats) -> Floats:

@@ -6,7 +6,8 @@ the monitor's tables, probe, collectives and formulas (`docs/sampling.md`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import overload
 
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS, GROUPS
 from distmon.metrics import GRAD_PERCENTILES
-from distmon.probe.log_bins import log_bin, percentiles
+from distmon.probe.log_bins import log_bin
+from distmon.probe.percentiles import percentiles
 from distmon.record.record import NO_UPDATE
 from distmon.sampling.designs import gradient_samples, weight_samples, whole_sample
 from distmon.sampling.reading import Reading
@@ -53,6 +55,8 @@ class Expected:
     """Number of elements in the sample of each gradient."""
     loss_eps: float
     """Relative rounding error of the loss in its own dtype."""
+    activations: dict[str, dict[str, float]]
+    """Statistics of the output of every module over the global batch."""
     noise: NDArray[np.bool_]
     """Parameters whose true gradient is zero, so that gradient and update are rounding noise."""
 
@@ -70,7 +74,8 @@ def expect(workload: Workload, steps: int, interval: int, reading: Reading) -> l
     loss_eps = 0.0
     for step in range(1, steps + 1):
         workload.model.zero_grad()
-        loss = distributed.backward(step)
+        with _outputs(workload.model) as outputs:
+            loss = distributed.backward(step)
         losses[step] = float("nan") if loss is None else float(loss)
         if loss is not None:
             loss_eps = torch.finfo(loss.dtype).eps
@@ -85,9 +90,40 @@ def expect(workload: Workload, steps: int, interval: int, reading: Reading) -> l
             if p.is_floating_point()
         ]
         quiet = {row.name for row in rows if row.is_quiet}
-        found.append(_tabulate(step, rows, losses, loss_eps))
+        activations = {name: _activation(np.concatenate(v)) for name, v in outputs.items()}
+        found.append(_tabulate(step, rows, losses, loss_eps, activations))
         losses = {}
     return found
+
+
+@contextmanager
+def _outputs(model: torch.nn.Module) -> Iterator[dict[str, list[Floats]]]:
+    """Collect the outputs of every module, by plain hooks."""
+    found: dict[str, list[Floats]] = {}
+
+    def keep(name: str, output: object) -> None:
+        if isinstance(output, torch.Tensor) and output.is_floating_point() and output.dim() > 1:
+            found.setdefault(name, []).append(output.detach().double().numpy().ravel())
+
+    handles = [
+        module.register_forward_hook(lambda _m, _a, output, name=name: keep(name, output))
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _activation(values: Floats) -> dict[str, float]:
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "absmax": float(np.abs(values).max()),
+        "rms": float(np.sqrt((values**2).mean())),
+        "zero_fraction": float((values == 0).mean()),
+    }
 
 
 @dataclass(frozen=True)
@@ -229,7 +265,13 @@ def _largest(values: Floats) -> float:
     return float(values.max()) if len(values) else np.nan
 
 
-def _tabulate(step: int, rows: list[_Row], losses: dict[int, float], loss_eps: float) -> Expected:
+def _tabulate(
+    step: int,
+    rows: list[_Row],
+    losses: dict[int, float],
+    loss_eps: float,
+    activations: dict[str, dict[str, float]],
+) -> Expected:
     columns = {name: np.array([row.columns[name] for row in rows]) for name in rows[0].columns}
     histogram = np.stack([row.counts for row in rows])
     quantiles = percentiles(histogram, columns["grad_min"], columns["grad_max"], GRAD_PERCENTILES)
@@ -238,14 +280,13 @@ def _tabulate(step: int, rows: list[_Row], losses: dict[int, float], loss_eps: f
     with np.errstate(invalid="ignore"):
         noise = (largest > 0) & (largest < _NOISE * np.nanmax(largest, initial=0.0))
     numel = np.array([row.sample.numel for row in rows])
-    totals = {
-        f"monitor/{tag}_norm": float(
-            np.sqrt(np.nansum(numel * (columns[f"{what}_mean"] ** 2 + columns[f"{what}_std"] ** 2)))
-        )
-        for what, tag in (("weight", "param"), ("grad", "grad"))
-    }
+    owned = columns["in_optimizer"] > 0
+    totals = {}
+    for what, tag, rows_of in (("weight", "param", np.ones_like(owned)), ("grad", "grad", owned)):
+        squares = numel * (columns[f"{what}_mean"] ** 2 + columns[f"{what}_std"] ** 2)
+        totals[f"monitor/{tag}_norm"] = float(np.sqrt(np.nansum(squares[rows_of])))
     for name, of in (("median", np.median), ("min", np.min), ("max", np.max)):
-        ratios = columns["update_ratio"][columns["requires_grad"] > 0]
+        ratios = columns["update_ratio"][(columns["requires_grad"] > 0) & owned]
         totals[f"monitor/update_ratio_{name}"] = float(of(ratios))
     still = columns["update_ratio"] <= NO_UPDATE
     totals["monitor/frozen_count"] = float((still & (columns["update_expected"] > 0)).sum())
@@ -259,5 +300,6 @@ def _tabulate(step: int, rows: list[_Row], losses: dict[int, float], loss_eps: f
         sampled=np.array([row.sample.count for row in rows]),
         gradient_sampled=np.array([row.gradient.count for row in rows]),
         loss_eps=loss_eps,
+        activations=activations,
         noise=noise,
     )

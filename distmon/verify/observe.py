@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from distmon.attach import attach_source
 from distmon.errors import DistmonError
-from distmon.layout import Shard, capture
+from distmon.layout import Shard, capture, named_modules, written_module
 from distmon.monitor import Monitor
 from distmon.record.record import Record
 from distmon.runtime.source import Options, Source
@@ -29,6 +29,8 @@ _SETTINGS = {
     "eps": EPS,
     "percentiles": True,
     "replica_check": True,
+    "inside": ["activations"],
+    "flow": {"enabled": False},
     "include": ["*"],
     "exclude": [],
     "sinks": [],
@@ -49,6 +51,10 @@ class Observed:
     """Number of collectives, by observation."""
     nbytes: tuple[int, ...]
     """Bytes sent into those collectives, by observation."""
+    watched: tuple[str, ...] = ()
+    """Modules whose activations are measured."""
+    watched_bytes: int = 0
+    """Bytes of these among the bytes of an observation."""
 
 
 def observe(
@@ -68,9 +74,11 @@ def observe(
     shards = (
         distributed.shards() if distributed.shards is not None else capture(distributed.modules)
     )
-    settings = {"interval": interval, "sample_size": sample_size}
+    settings: dict[str, Any] = {"interval": interval, "sample_size": sample_size}
+    if not distributed.calls_modules:
+        settings["inside"] = []
     monitor = _attach(distributed, shards, settings | {"run_dir": folder / parallelism.name})
-    plan = monitor.cycle.observer.plan
+    plan, catalog = monitor.cycle.observer.plan, monitor.cycle.observer.inside.catalog
     samples = dict(zip(plan.names, plan.samples, strict=True))
     records: list[Record] = []
     calls: list[int] = []
@@ -101,6 +109,8 @@ def observe(
         partial=frozenset(shard.name for shard in shards if shard.may_be_partial),
         collectives=tuple(calls),
         nbytes=tuple(nbytes),
+        watched=catalog.activations,
+        watched_bytes=8 * catalog.sums + 4 * catalog.maxima,
     )
 
 
@@ -111,6 +121,7 @@ def _attach(
         find_shards=lambda _: shards,
         device=shards[0].weight().device,
         optimizers=distributed.optimizers,
+        find_modules=lambda: named_modules([written_module(m) for m in distributed.modules]),
         param_groups=distributed.groups,
     )
     monitor = attach_source(source, Options(overrides=_SETTINGS | settings))

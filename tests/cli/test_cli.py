@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,23 +16,53 @@ from small_runs import observe, quiet, small_model, train
 from typer.testing import CliRunner
 
 import distmon
-from distmon.cli.main import app
+from distmon.cli.main import app, run
 from distmon.metrics import RANK_METRICS
 from distmon.rules import BUILTIN
 
 
-def _distmon(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "distmon.cli.main", *arguments],
+@dataclass(frozen=True)
+class Ended:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command line as the installed script does, without the start of a process."""
+
+    def call(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["distmon", *arguments])
+        code: Any = 0
+        try:
+            run()
+        except SystemExit as ended:
+            code = ended.code
+        return Ended(int(code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_a_process_of_its_own_ends_with_the_exit_code() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "distmon.cli.main", "rules", "--confg", "x"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
 
 
-def test_doctor_reports_what_works_and_why_not() -> None:
-    result = _distmon("doctor")
+def test_doctor_reports_what_works_and_why_not(command: Command) -> None:
+    result = command("doctor")
     assert result.returncode == 0, result.stderr
     for words in ("torch", "triton backend", "NVML", "gloo", "extra wandb", "torch backend"):
         assert words in result.stdout
@@ -55,10 +88,10 @@ def test_doctor_survives_a_failing_check(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.Finding("broken", "fails", "OSError: driver gone") in doctor.examine()
 
 
-def test_rules_lists_every_rule_with_its_settings(tmp_path: Path) -> None:
+def test_rules_lists_every_rule_with_its_settings(tmp_path: Path, command: Command) -> None:
     config = tmp_path / "rules.yaml"
     config.write_text("rules: {frozen: {patience: 77}, loss_spike: {enabled: false}}\n")
-    result = _distmon("rules", "--config", str(config))
+    result = command("rules", "--config", str(config))
     assert result.returncode == 0, result.stderr
     assert all(rule.name in result.stdout for rule in BUILTIN)
     assert "77" in result.stdout
@@ -66,15 +99,15 @@ def test_rules_lists_every_rule_with_its_settings(tmp_path: Path) -> None:
     assert all(rule.advice for rule in BUILTIN)
 
 
-def test_show_reads_a_run_back(tmp_path: Path) -> None:
+def test_show_reads_a_run_back(tmp_path: Path, command: Command) -> None:
     observe(tmp_path, steps=4)
-    result = _distmon("show", str(tmp_path / "run"))
+    result = command("show", str(tmp_path / "run"))
     assert result.returncode == 0, result.stderr
     assert "4 records, 24 parameter rows of 6 parameters, 0 alerts" in result.stdout
     assert "all files are intact" in result.stdout
     records = tmp_path / "run" / "records.jsonl"
     records.write_bytes(records.read_bytes()[:-20])
-    result = _distmon("show", str(tmp_path / "run"))
+    result = command("show", str(tmp_path / "run"))
     assert result.returncode == 0
     assert "3 records" in result.stdout
     assert "records.jsonl" in result.stdout
@@ -127,14 +160,16 @@ def test_version_one_rule_and_json() -> None:
         (["rules", "--config", "/nowhere.yaml"], "cannot read the config file /nowhere.yaml"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_code_2(arguments: list[str], sentence: str) -> None:
-    result = _distmon(*arguments)
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, command: Command
+) -> None:
+    result = command(*arguments)
     assert result.returncode == 2
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_unknown_options_exit_2() -> None:
-    assert _distmon("rules", "--confg", "x").returncode == 2
+def test_unknown_options_exit_2(command: Command) -> None:
+    assert command("rules", "--confg", "x").returncode == 2
     assert len({m.name for m in RANK_METRICS}) == len(RANK_METRICS)

@@ -12,6 +12,7 @@ from torch import nn
 
 import distmon
 from distmon import Record
+from distmon.collect.signals.backward_passes import BackwardPasses
 from tests.small_runs import quiet
 
 Spoil = Callable[[int, nn.Module, torch.optim.Optimizer], None]
@@ -25,7 +26,7 @@ def _model() -> nn.Module:
 
 
 def _inputs(step: int) -> torch.Tensor:
-    return torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+    return torch.randn(16, 8, generator=torch.Generator().manual_seed(step % 1000))
 
 
 def observe(
@@ -120,6 +121,45 @@ def test_a_reset_matrix_is_far_from_where_its_updates_lead(tmp_path: Path) -> No
     assert records[2].params.names[int(_values(records, "weight_jump_row")[1])] == "4.weight"
 
 
+def test_a_gradient_that_is_added_to_nothing_is_no_backward_pass(tmp_path: Path) -> None:
+    """As of a gradient penalty: cleared between `autograd.grad` and `backward`."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with distmon.attach(model, optimizer, quiet(tmp_path, interval=2)) as monitor:
+        for step in range(1, 9):
+            loss = model(_inputs(step)).square().mean()
+            slopes = torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+            optimizer.zero_grad()
+            (loss + 0.1 * sum(slope.square().sum() for slope in slopes)).backward()
+            optimizer.step()
+            monitor.step(loss=loss)
+        record = monitor.last_record
+    assert record is not None
+    assert record.ranks["backward_passes"] == [1]
+    assert record.ranks["stale_grad_norm"] == [0]
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_cleared_before_their_own_pass_are_not_stale(
+    tmp_path: Path, to_none: bool
+) -> None:
+    """As of a discriminator, which the generator's loss has reached before."""
+    critic, maker = nn.Linear(8, 1), nn.Linear(8, 8)
+    optimizers = [torch.optim.SGD(each.parameters(), 1e-2) for each in (critic, maker)]
+    with distmon.attach(critic, optimizers[0], quiet(tmp_path, interval=2)) as monitor:
+        for step in range(1, 9):
+            critic(maker(_inputs(step))).mean().backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            optimizers[0].zero_grad(set_to_none=to_none)
+            critic(_inputs(-step)).mean().backward()
+            optimizers[0].step()
+            monitor.step()
+        record = monitor.last_record
+    assert record is not None
+    assert record.ranks["stale_grad_norm"] == [0]
+
+
 def test_nothing_is_hooked_between_observations(tmp_path: Path) -> None:
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -142,7 +182,7 @@ def test_a_fault_in_a_hook_never_reaches_the_backward_pass(
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("distmon.collect.signals.backward_passes._square", broken)
+    monkeypatch.setattr(BackwardPasses, "_square", broken)
     records = observe(tmp_path)
     assert len(records) == 4
     assert "backward_passes" not in records[-1].ranks
@@ -155,18 +195,24 @@ def test_loss_and_reported_norm_of_a_rank(tmp_path: Path) -> None:
     assert "reported_grad_norm" not in records[0].ranks
 
 
-def test_optimizers_that_take_turns_are_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize("called", [True, False])
+def test_optimizers_that_take_turns_are_found(tmp_path: Path, in_turn: bool, called: bool) -> None:
+    """`called`: the models that are monitored are those that are called."""
     torch.manual_seed(0)
     first, second = nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 1))
     optimizers = [torch.optim.SGD(m.parameters(), 1e-2) for m in (first, second)]
-    with distmon.attach([first, second], optimizers, quiet(tmp_path, interval=2)) as monitor:
+    models = [first, second] if called else nn.ModuleDict({"first": first, "second": second})
+    with distmon.attach(models, optimizers, quiet(tmp_path, interval=2)) as monitor:
         for step in range(1, 5):
             for optimizer in optimizers:
-                optimizer.zero_grad()
-                loss = second(first(_inputs(step))).square().mean()
-                loss.backward()
+                if in_turn or optimizer is optimizers[0]:
+                    optimizers[0].zero_grad()
+                    optimizers[1].zero_grad()
+                    loss = second(first(_inputs(step))).square().mean()
+                    loss.backward()
                 optimizer.step()
             monitor.step(loss=loss)
             record = monitor.last_record
     assert record is not None
-    assert record.ranks["alternating"].tolist() == [1.0]
+    assert record.ranks["alternating"].tolist() == [float(in_turn)]

@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 _MODULES = [
     importlib.import_module(f"csrc_triton.{name}")
     for name in (
+        "activation_stats",
         "dtypes",
         "exact_stats",
         "finite",

@@ -21,7 +21,7 @@ from csrc_triton.row_layout import (
 from distmon.layout.shard import Everything, Region, Shard
 from distmon.probe import Rows
 from distmon.probe.backend import Probe
-from distmon.probe.log_bins import magnitude_edges
+from distmon.probe.percentiles import magnitude_edges
 from distmon.probe.triton_probe import TritonProbe
 from distmon.sampling.plan import SamplePlan, build_plan
 from distmon.sampling.reading import Reading

@@ -151,8 +151,8 @@ class _Nowhere:
     def local(self, indices: np.ndarray) -> np.ndarray:
         return np.full_like(indices, -1)
 
-    def may_hold(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        return (stops < starts) & False
+    def bounds(self, _: int) -> tuple[int, int]:
+        return 0, 0
 
     def key(self) -> str:
         return "nothing"
@@ -165,8 +165,8 @@ class _SecondHalf:
     def local(self, indices: np.ndarray) -> np.ndarray:
         return np.where(indices >= self.begin, indices - self.begin, -1)
 
-    def may_hold(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        return (stops > self.begin) & (stops > starts)
+    def bounds(self, numel: int) -> tuple[int, int]:
+        return self.begin, numel
 
     def key(self) -> str:
         return "half"

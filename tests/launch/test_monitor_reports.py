@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,17 @@ def test_a_rule_ends_the_run_and_asks_for_a_checkpoint(
 ) -> None:
     actions = ["--monitor.actions.stop=nonfinite", "--monitor.actions.checkpoint=critical"]
     fault = ["--inject=nan", "--inject-at=3", "--monitor.interval=2"]
-    assert main([*TINY, *QUIET, *actions, *fault]) == 86
+    # Nobody waits for the evaluation, so the step at which the run ends depends on its speed.
+    assert main([*TINY, *QUIET, *actions, *fault, "--steps=400"]) == 86
     out = " ".join(capsys.readouterr().out.split())
     assert "stopped by nonfinite at step 4: " in out
-    assert "; 6/6 steps, train_loss nan" in out  # decided at step 5, in effect at step 6
-    saved = torch.load(folder / "runs/checkpoints/step-000006.pt", weights_only=True)
-    assert saved["monitor"]["schedule"]["step"] == saved["step"] == 6
-    assert len(list(folder.rglob("*.pt"))) == 1
+    ended = re.search(r"; (\d+)/400 steps, train_loss nan", out)
+    assert ended is not None
+    step = int(ended[1])
+    assert 6 <= step < 400
+    (path,) = folder.rglob("*.pt")
+    saved = torch.load(path, weights_only=True)
+    assert saved["monitor"]["schedule"]["step"] == saved["step"] == step
 
 
 def test_without_the_action_nothing_is_saved_or_stopped(folder: Path) -> None:

@@ -44,7 +44,9 @@ def run_cases(folder: Path, ranks: int, cases: dict[str, list[str]]) -> dict[str
     """
     asked, answered = folder / f"cases-{ranks}.json", folder / f"results-{ranks}.json"
     asked.write_text(json.dumps({name: [*TINY, *each] for name, each in cases.items()}))
-    result = python([*torchrun(ranks), __file__, str(asked), str(answered)], folder)
+    # A writer process for each case would take longer than the case.
+    command = [*torchrun(ranks), __file__, str(asked), str(answered)]
+    result = python(command, folder, DISTMON_WRITER="thread")
     assert result.returncode == 0, result.stderr
     return {name: Case(**each) for name, each in json.loads(answered.read_text()).items()}
 

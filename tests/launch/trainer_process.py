@@ -15,18 +15,19 @@ TINY = [
 ]
 
 
-def python(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def python(
+    arguments: list[str], folder: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run Python in `folder` with one thread, as if nothing else had started it."""
-    environ = {
-        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "FORCE_COLOR")
-    }
+    without = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "DISTMON_WRITER")
+    environ = {k: v for k, v in os.environ.items() if k not in without}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**environ, "OMP_NUM_THREADS": "1"},
+        env={**environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
 

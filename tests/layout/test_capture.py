@@ -100,3 +100,8 @@ def test_parameters_of_integers_are_named(caplog: pytest.LogCaptureFixture) -> N
     model.levels = nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
     assert [shard.name for shard in capture(model)] == ["weight", "bias"]
     assert "not monitored: levels (int32)" in caplog.text
+
+
+def test_a_lazy_module_is_one_sentence() -> None:
+    with pytest.raises(LayoutError, match=r"0\.weight has no shape yet.*call the model once"):
+        capture(nn.Sequential(nn.LazyLinear(4)))

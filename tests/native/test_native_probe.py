@@ -27,6 +27,7 @@ from test_exact_stats import assert_exact, off_boundary
 from test_sampled_stats import DTYPES, SIZES, _Nowhere, _SecondHalf, make_cases, numbers
 
 import distmon
+from csrc_triton.address_layout import DTYPE_CODES
 from csrc_triton.row_layout import MAX_COLUMNS, SUM
 from distmon.errors import ConfigError
 from distmon.layout import capture
@@ -150,6 +151,44 @@ def test_strides_that_change_at_the_same_address(probe_type: Callable[..., Probe
         assert_rows(rows, [case], plan)
 
 
+def test_a_tensor_that_could_not_be_placed_is_not_read_later(
+    probe_type: Callable[..., Probe],
+) -> None:
+    """What was placed before an error may be freed by the next observation."""
+    flipped = [torch.randn(30, 40).t() for _ in range(2)]
+    cases = [Case(x, x, x) for x in flipped]
+    _, probe, plan = run(cases, probe_type)
+    assert isinstance(probe, NativeProbe)
+    placed: list[int] = []
+    place = probe._reader.place
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(reader, name)
+
+        def place(self, *arguments: object) -> None:
+            placed.append(1)
+            if len(placed) == 2:
+                raise MemoryError
+            place(*arguments)
+
+    reader = probe._reader
+    probe._reader = Failing()  # type: ignore[assignment]
+    rows = poisoned_rows(2)
+    with pytest.raises(MemoryError):
+        probe.measure(rows, torch.ones(2, dtype=torch.float64))
+    probe._reader = reader
+    missing = reader.measure(
+        *(False, 1, False, np.ones(2), rows.sums.numpy(), rows.maxima.numpy(), None),
+        np.zeros(2, np.int64),
+    )
+    assert missing == ([0, 1], [0, 1])
+    for case in cases:
+        case.grad = torch.randn(40, 30)
+    probe.measure(rows, torch.ones(2, dtype=torch.float64))
+    assert_rows(rows, cases, plan)
+
+
 def test_updates_that_are_not_finite(probe_type: Callable[..., Probe]) -> None:
     before = torch.tensor([torch.inf, torch.nan, -3e38, 1.0, 2.0, -torch.inf])
     after = torch.tensor([1.0, 2.0, 3e38, torch.nan, 2.0, -torch.inf])
@@ -237,3 +276,61 @@ def test_a_monitor_records_the_same_through_it(tmp_path: Path) -> None:
     assert mine.keys() == theirs.keys()
     for name, column in mine.items():
         np.testing.assert_allclose(column, theirs[name], rtol=1e-12, err_msg=name)
+
+
+class _Slice:
+    """A shard that holds a short range of a parameter."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._begin, self._end = begin, end
+
+    def local(self, indices: np.ndarray) -> np.ndarray:
+        inside = (indices >= self._begin) & (indices < self._end)
+        return np.where(inside, indices - self._begin, -1)
+
+    def bounds(self, _: int) -> tuple[int, int]:
+        return self._begin, self._end
+
+    def key(self) -> str:
+        return f"{self._begin}-{self._end}"
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_CODES, key=str))
+def test_runs_of_gradients_of_every_dtype(
+    dtype: torch.dtype, probe_type: Callable[..., Probe]
+) -> None:
+    gradient = torch.randn(700, 700, generator=torch.Generator().manual_seed(0))
+    weight = torch.zeros(700, 700)
+    case = Case(weight, weight + 1e-3, gradient.to(dtype))
+    for grad in (case.grad, case.grad.t().contiguous().t()):
+        assert_probes_agree([replace(case, grad=grad)], probe_type, TorchProbe, 1024, False)
+
+
+def test_runs_of_a_shard_without_a_sample_of_the_weight(probe_type: Callable[..., Probe]) -> None:
+    found = 0
+    for begin in range(0, 400_000, 8_000):
+        weight = torch.zeros(160)
+        gapped = torch.full((160, 4), 1e6)
+        gapped[:, 0] = torch.arange(160.0)
+        shard = Case(weight, weight + 1e-3, gapped[:, 0], region=_Slice(begin, begin + 160))
+        shard = replace(shard, global_shape=(1000, 400))
+        rows, _, plan = run([shard], probe_type, sample=8)
+        found += not len(plan.chunks)
+        assert float(rows.sums[0, SUM["g_sq0"] : SUM["g_sq0"] + 8].sum()) < 160.0**3
+    assert found > 10, "most of these shards have runs of the gradient only"
+
+
+def test_small_numbers_count_where_the_processor_flushes_them(
+    probe_type: Callable[..., Probe],
+) -> None:
+    weight = torch.zeros(4000, dtype=torch.float16)
+    case = Case(weight, weight, torch.full((4000,), 3e-6, dtype=torch.float16))
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor cannot flush denormals")
+        rows, _, _ = run([case], probe_type)
+    finally:
+        torch.set_flush_denormal(False)
+    first = SUM["g_sq0"]
+    expected = float(case.grad.double().square().sum())
+    assert float(rows.sums[0, first : first + 8].sum()) == pytest.approx(expected)

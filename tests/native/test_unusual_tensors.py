@@ -13,10 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from csrc_triton.address_layout import ADDRESS_COLUMNS
-from csrc_triton.row_layout import MAX_COLUMNS, SUM_COLUMNS
-from distmon.collect.gradient_gain.backward_norms import COLUMNS, BackwardNorms
-from distmon.collect.gradient_gain.blocks import Blocks
+from csrc_triton.row_layout import GROUPS, MAX_COLUMNS, SUM_COLUMNS
+from distmon.collect.gradient_gain.backward_norms import BackwardNorms
+from distmon.collect.gradient_gain.block_table import COLUMNS, Blocks
 from distmon.layout.plain import plain_shard
 from distmon.native import WHOLE_WEIGHT, NativeModule
 from distmon.probe.tensor_places import PlacesByNative, PlacesByPython
@@ -162,16 +161,22 @@ def test_what_is_no_tensor_has_no_norm(native: NativeModule) -> None:
 def test_what_cplusplus_throws_is_a_python_exception(
     numel: int, error: type[Exception], native: NativeModule
 ) -> None:
-    tables = (
-        np.zeros((1, len(ADDRESS_COLUMNS)), np.int64),
+    parameter = torch.zeros(3)
+    places = native.place_reader(
+        [parameter], [None], CPU, np.array([3]), np.zeros((1, 3), np.int64)
+    )
+    none, empty = np.zeros(1, np.int64), np.zeros(0, np.int64)
+    reader = native.row_reader(
+        places,
+        *(0, 8, none, np.zeros(1, np.int32), np.zeros((1, GROUPS), np.int32), empty),
+        *(4, np.zeros(0, np.float32), 0, np.zeros(1), empty),
+        *(0, 8, np.zeros(2, np.int64), empty, np.zeros(0, np.uint8)),
         np.array([numel]),
         np.array([WHOLE_WEIGHT], np.uint8),
-        np.ones(1),
-        np.zeros((1, len(SUM_COLUMNS))),
-        np.zeros((1, len(MAX_COLUMNS)), np.float32),
     )
+    rows = (np.zeros((1, len(SUM_COLUMNS))), np.zeros((1, len(MAX_COLUMNS)), np.float32))
     with pytest.raises(error):
-        native.fill_exact_columns(1, 1, *tables, None)
+        reader.measure(False, 1, False, np.ones(1), *rows, None, none)
 
 
 class _Nesting(torch.nn.Module):

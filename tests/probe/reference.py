@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from csrc_triton.row_layout import GROUPS, MAX, MAX_COLUMNS, SUM, SUM_COLUMNS
-from distmon.probe.log_bins import bin_values
+from distmon.probe.percentiles import bin_values
 from distmon.sampling.sample import Sample
 
 
@@ -79,7 +79,7 @@ def reference_bins(grad: torch.Tensor, sample: Sample) -> np.ndarray:
     g = g[np.isfinite(g)]
     values = bin_values()
     half = len(values) // 2
-    from distmon.probe.log_bins import magnitude_edges
+    from distmon.probe.percentiles import magnitude_edges
 
     edges = magnitude_edges()
     magnitude = np.searchsorted(edges, np.abs(g).astype(np.float32), side="right") - 1

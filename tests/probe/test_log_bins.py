@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from csrc_triton.row_layout import BINS, RELATIVE_ERROR, SMALLEST_EXPONENT
-from distmon.probe.log_bins import bin_values, histogram_by_row, log_bin, percentiles
+from distmon.probe.log_bins import histogram_by_row, log_bin
+from distmon.probe.percentiles import bin_values, percentiles
 
 QUANTILES = (0, 25, 50, 75, 95, 99, 100)
 

@@ -16,6 +16,7 @@ from small_runs import quiet, small_model, train
 import distmon
 from distmon.record.evaluations import EvaluationHistory
 from distmon.record.loss_ema import LossEma
+from distmon.runtime import observation_cycle
 
 
 def test_every_evaluation_is_compared_with_the_one_before() -> None:
@@ -76,15 +77,17 @@ def test_evaluations_are_in_the_next_record_or_told_at_the_end(tmp_path: Path) -
 
 @pytest.mark.parametrize("late", [False, True])
 def test_evaluations_that_no_record_has_yet_are_in_the_checkpoint(
-    tmp_path: Path, late: bool
+    tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Late, as on an accelerator: one of them is in a record that is still on its way."""
+    """Late: one of them is in a record that is still on its way, for longer than is waited."""
+    if late:
+        monkeypatch.setattr(observation_cycle, "PATIENCE_S", 0.0)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     settings, first = quiet(tmp_path, interval=10), 8 + late
     with distmon.attach(model, optimizer, **settings) as monitor:
         if late:
-            make_late(monitor)
+            make_late(monitor).delay = 10**9
         train(model, optimizer, monitor, range(1, first + 1))
         monitor.evaluated(val_loss=2.0, train_loss=1.0, epoch=0.5)
         train(model, optimizer, monitor, range(first + 1, first + 2))

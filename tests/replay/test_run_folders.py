@@ -15,7 +15,7 @@ from rules.sample_records import make_record
 from small_runs import observe, small_model
 
 import distmon
-from distmon.record.record import Evaluation, GainTable, ParamTable, Record
+from distmon.record.record import Evaluation, GainTable, InsideTable, ParamTable, Record
 from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
 from distmon.replay import find_sources, read_source, replay_run
 from distmon.replay.run_folders import records_of_run
@@ -111,6 +111,8 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
         nonfinite=NonFinite(3, "loss", (NonFinitePlace("a.w", 1, 0, 0, 7, 1),), 1),
         desync=Desync((1,), 0, ("a.w", "b.w"), True),
         faults=("rank 1 failed to observe step 4: gone",),
+        inside={"activations": InsideTable(("b0",), {"mean": np.array([0.5])})},
+        observation=2,
     )
     late = replace(full, params=ParamTable.empty(), partial=True)
     _write(tmp_path / "run", [make_record(2), full, late])

@@ -65,7 +65,7 @@ def test_steps_that_were_run_again_count_once(tmp_path: Path) -> None:
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1").touch()
-    name = "tensorboard.backend.event_processing.event_accumulator"
+    name = "tensorboard.compat.proto.event_pb2"
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pip install 'distmon\[tensorboard\]'"):
         replay_run(tmp_path)

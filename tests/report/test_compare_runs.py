@@ -22,6 +22,8 @@ from distmon.cli.compare import CompareOptions, compare
 from distmon.errors import ConfigError
 from distmon.report.compare import compare_runs, load_runs, parse_condition
 from distmon.report.compare.bootstrap import block_length, mean_interval
+from distmon.report.compare.compared_run import ComparedRun
+from distmon.report.compare.verdicts import compare_quantities
 
 
 def _compare(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -151,3 +153,45 @@ def test_the_interval_covers(memory: float) -> None:
     assert misses <= 10
     assert block_length(np.cumsum(noise.normal(size=200))) > block_length(noise.normal(size=200))
     assert mean_interval(np.ones(3)) is None
+
+
+def _timed(name: str, seconds: np.ndarray[Any, Any]) -> ComparedRun:
+    steps = range(10, 10 * len(seconds) + 1, 10)
+    found = {"performance/step_seconds": dict(zip(steps, seconds.tolist(), strict=True))}
+    return ComparedRun(name, losses={}, val_losses={}, metrics=found, tokens={})
+
+
+def test_a_loss_near_zero_differs_only_by_what_matters_next_to_its_fall() -> None:
+    steps = range(1, 401)
+    noise = np.random.default_rng(0).normal(0, 1e-6, (2, 400))
+
+    def verdict(last: float) -> str:
+        runs = []
+        for end, each in ((1e-4, noise[0]), (last, noise[1])):
+            losses = np.maximum(end, 4 * 0.9 ** np.arange(400)) + each
+            series = dict(zip(steps, losses.tolist(), strict=True))
+            runs.append(ComparedRun("run", losses=series, val_losses={}, metrics={}, tokens={}))
+        (found,) = compare_quantities(*runs, "steps")
+        return found.verdict
+
+    assert verdict(2e-4) == "within noise", "twice of nearly nothing"
+    assert verdict(1e-2) == "worse"
+
+
+def test_speed_differs_only_beyond_what_a_run_changes_by_itself() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.01, (2, 100))
+    steady, slower = 1.0 + noise[0], 1.1 + noise[1]
+    busy = steady.copy()
+    busy[30:50] += 0.1  # another program ran then
+
+    def verdict(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> str:
+        (found,) = compare_quantities(_timed("a", a), _timed("b", b), "steps")
+        return found.verdict
+
+    assert verdict(steady, slower) == "worse"
+    assert verdict(slower, steady) == "better"
+    assert verdict(busy, slower) == "within noise"
+    assert verdict(slower, busy) == "within noise"
+    warm_up = steady.copy()
+    warm_up[:10] += 3
+    assert verdict(warm_up, slower) == "worse", "its beginning says nothing"

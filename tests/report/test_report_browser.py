@@ -122,8 +122,11 @@ def test_a_real_run_with_a_nan_and_a_resumed_one(browser: Any, tmp_path: Path) -
         assert "nonfinite at step 6" in page.locator("#alerts").text_content()
         assert "resumed from step 4" in page.locator("#about").text_content()
         marks = page.evaluate(f"{LOSS}.plot.layout.annotations.map((a) => a.text)")
-        assert marks == ["attempt 1, from 4"]
+        assert marks == ["resumed from 4"]
         assert "NaN or Inf at" in chart_of(page, "Loss").text_content()
+        cards = page.locator("#summary .card").all_text_contents()
+        (loss,) = [card for card in cards if card.startswith("loss")]
+        assert loss.endswith("NaN or Infsince step 7"), "not the last good average"
 
 
 def test_ten_thousand_parameters_stay_small_and_readable(browser: Any, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "no_improvement": {"steps": 20},
     "steps_skipped": {"min_steps": 2},
     "task_collapse": {"checks": 2},
-    "bad_init": {"until_step": 1000},
+    "bad_init": {"until_step": 1000, "changed": 1e9},
     "overfit": {"until_evaluation": 0, "cooldown": 1},
     "underfit": {"until_evaluation": 0, "cooldown": 1},
     "weight_norm_spike": {"cooldown": 1},

@@ -10,6 +10,8 @@ import pytest
 from distmon.errors import RunFolderError
 from distmon.record.record import ParamTable, Record
 from distmon.rules.alert import Alert
+from distmon.runs import file_tails
+from distmon.runs.file_tails import LineTail
 from distmon.runs.reader import read_run
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks.arrow import ArrowSink
@@ -157,3 +159,44 @@ def test_errors_for_paths_that_are_not_run_folders(tmp_path: Path) -> None:
             read_run(tmp_path / name)
         assert str(tmp_path / name) in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_of_a_large_file_the_newest_part_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "records.jsonl"
+    lines = [f'{{"step": {step:4}}}\n' for step in range(100)]
+    file.write_text("".join(lines))
+    length = len(lines[0])
+    for limit, first in ((10 * length, 90), (10 * length + 1, 90), (10 * length - 1, 91)):
+        monkeypatch.setattr(file_tails, "MOST_BYTES", limit)
+        problems: list[str] = []
+        tail = LineTail(file, lambda entry, _: entry)
+        assert [entry["step"] for entry in tail.read(problems)] == [*range(first, 100)]
+        assert tail.left_out == first * length
+        expected = "records.jsonl has 1.46 KiB: its oldest 1.3"
+        assert [problem[: len(expected)] for problem in problems] == [expected]
+    with file.open("a") as more:  # the limit is that of one reading, not of the file
+        more.write('broken\n{"step": 100}\n')
+    assert tail.read(problems) == [{"step": 100}]
+    assert problems[1:] == [
+        "records.jsonl has 1 broken line, skipped: line 10 after the first 1365 bytes"
+    ]
+
+
+def test_records_that_were_left_out_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(tmp_path, 0, range(1, 3))
+    entry = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])
+    numbers = [*range(1, 90), *range(91, 100)]
+    entries = [{**entry, "step": number, "observation": number} for number in numbers]
+    text = "".join(json.dumps(each) + "\n" for each in entries)
+    (tmp_path / "records.jsonl").write_text(text)
+    monkeypatch.setattr(file_tails, "MOST_BYTES", len(text) // 2)
+    run = read_run(tmp_path)
+    assert run.records[-1]["step"] == 99
+    assert "left out" in run.problems[0]
+    assert run.problems[1:] == (
+        "records.jsonl lacks 1 of 99 observations of attempt 0: after step 89",
+    )

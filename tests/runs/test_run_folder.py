@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from distmon.errors import RunFolderError
+from distmon.runs import run_folder
 from distmon.runs.run_folder import RunFolder, strict_json
 
 TABLE = [{"name": "w", "shape": [2], "dtype": "float32", "requires_grad": True, "sampled": 2}]
@@ -42,6 +44,43 @@ def test_attempts_are_numbered_and_kept(tmp_path: Path) -> None:
     assert start(tmp_path).wandb_id == "abc"
     with pytest.raises(RunFolderError, match="already begun"):
         second.begin_attempt(resumed_from=40, world_size=4)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_another_process_continues_the_attempt(tmp_path: Path, has_begun: bool) -> None:
+    start(tmp_path).begin_attempt(resumed_from=0, world_size=2)
+    training = start(tmp_path)
+    writer: RunFolder = pickle.loads(pickle.dumps(training))
+    training.note_attempt(resumed_from=30, world_size=2)
+    training.note_attempt(resumed_from=40, world_size=2)  # again, since it did not reach a writer
+    if has_begun:
+        writer.begin_attempt(resumed_from=40, world_size=2)
+        writer.keep_wandb_id("abc")
+    following: RunFolder = pickle.loads(pickle.dumps(training))
+    following.continue_attempt()
+    assert following.wandb_id == ("abc" if has_begun else None)
+    following.keep_wandb_id("abc")
+    info = json.loads((tmp_path / "run.json").read_text())
+    assert info["wandb_id"] == "abc"
+    assert [(each["attempt"], each["resumed_from"]) for each in info["attempts"]] == [
+        (0, 0),
+        (1, 40),
+    ]
+
+
+def test_an_attempt_that_could_not_be_written_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = start(tmp_path)
+    monkeypatch.setattr(run_folder, "replace_file", full)
+    with pytest.raises(RunFolderError, match="No space"):
+        folder.begin_attempt(resumed_from=0, world_size=2)
+    monkeypatch.undo()
+    folder.restore()
+    assert len(json.loads((tmp_path / "run.json").read_text())["attempts"]) == 1
 
 
 @pytest.mark.parametrize("below", ["", "below/deeper"])

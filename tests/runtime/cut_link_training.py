@@ -1,6 +1,7 @@
 """One rank of a DDP training on a host of its own; writes how long its steps took.
 
-Arguments: rank, address of rank 0, network interface, folder, `monitored` or `bare`.
+Arguments: rank, address of rank 0, network interface, folder, `monitored` or `bare`, timeout of the
+job's own collectives in seconds.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-JOB_TIMEOUT_S = 8
 STEPS = 60
 
 
-def main(rank: int, address: str, interface: str, folder: Path, monitored: bool) -> None:
+def main(
+    rank: int, address: str, interface: str, folder: Path, monitored: bool, timeout_s: int
+) -> None:
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": "29511"}
     os.environ |= {"GLOO_SOCKET_IFNAME": interface}
-    dist.init_process_group(
-        "gloo", rank=rank, world_size=2, timeout=timedelta(seconds=JOB_TIMEOUT_S)
-    )
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=timeout_s))
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 16)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -66,4 +66,5 @@ def main(rank: int, address: str, interface: str, folder: Path, monitored: bool)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5] == "monitored")
+    number, host, link, where, kind, seconds = sys.argv[1:]
+    main(int(number), host, link, Path(where), kind == "monitored", int(seconds))

@@ -12,8 +12,10 @@ from typing import Any
 import distmon
 
 PACKAGE = str(Path(distmon.__file__).parent)
-ENTRIES = frozenset({"before_step", "after_step", "_step"})
+ENTRIES = frozenset({"before_step", "after_step"})
 """Calling the monitor itself is the training's own doing."""
+RELEASES = frozenset({"__exit__", "release"})
+"""An error in place of the release of a lock is none of the monitor's: no code survives it."""
 Call = tuple[str, int, str]
 """File and line of the caller, and what is called."""
 
@@ -40,7 +42,7 @@ def _call(frame: FrameType, event: str, arg: Any) -> Call | None:
     else:
         return None
     file = caller.f_code.co_filename
-    if not file.startswith(PACKAGE) or callee.startswith("<") or callee in ENTRIES:
+    if not file.startswith(PACKAGE) or callee in ENTRIES | RELEASES:
         return None
     return file.removeprefix(PACKAGE), caller.f_lineno, callee
 
@@ -67,12 +69,19 @@ class Injection:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
+        target = self._target
+        if target is None or self.raised:
+            yield
+            return
+        line = target[1]
+
         def profile(frame: FrameType, event: str, arg: Any) -> None:
-            if self._target is not None and _call(frame, event, arg) == self._target:
-                if self.raised:
-                    return
+            caller = frame if event == "c_call" else frame.f_back
+            if caller is None or caller.f_lineno != line or self.raised:
+                return  # quickly: most events
+            if _call(frame, event, arg) == target:
                 self.raised = True
-                raise InjectedError(f"planted at {self._target}")
+                raise InjectedError(f"planted at {target}")
 
         with _profiled(profile):
             yield

@@ -75,7 +75,7 @@ def _train_until_stopped(rank: int, _: int, folder: str) -> dict[str, Any]:
     done = 0
     spoil = _spoil(model, 6) if rank == 3 else (lambda _: None)
     try:
-        for done in range(1, 13):
+        for done in range(1, 200):
             train(model, optimizer, monitor, range(done, done + 1), spoil)
     except distmon.TrainingStopped as stopped:
         return {"at": done, "code": stopped.code, "called": called, "why": str(stopped)}
@@ -87,13 +87,27 @@ def _train_until_stopped(rank: int, _: int, folder: str) -> dict[str, Any]:
 def test_all_ranks_stop_at_the_same_step_with_everything_delivered(tmp_path: Path) -> None:
     results = run_ranks(_train_until_stopped, 4, str(tmp_path))
     for result in results:
-        # Decided by rank 0 at step 9, in effect on all ranks at step 10.
-        assert (result["at"], result["code"]) == (10, 86)
+        # Proposed by rank 0 at step 9 and acknowledged at step 10 at the earliest.
+        assert (result["at"], result["code"]) == (results[0]["at"], 86)
+        assert result["at"] >= 11
         assert result["called"][-1] == ("checkpoint", 8)
         assert result["why"].startswith("stopped by nonfinite at step 8: ")
     assert [("nonfinite", 8) in result["called"] for result in results] == [True, *[False] * 3]
     lines = (tmp_path / "run/alerts.jsonl").read_text().splitlines()
     assert any(json.loads(line)["step"] == 8 for line in lines)
+
+
+def test_a_stop_delivers_the_losses_since_the_last_observation(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    always = {"always": {"when": "update_ratio_max > 0", "patience": 1}}
+    settings = quiet(tmp_path, interval=8, rules=always, actions={"stop": "always"})
+    with distmon.attach(model, optimizer, **settings) as monitor:
+        with pytest.raises(distmon.TrainingStopped):
+            train(model, optimizer, monitor, range(1, 16))
+        done = monitor.schedule.completed
+    assert done > 8
+    assert [*distmon.read_run(tmp_path / "run").losses] == [*range(1, done + 1)]
 
 
 def test_a_function_that_fails_is_told_and_training_goes_on(tmp_path: Path, caplog: Any) -> None:

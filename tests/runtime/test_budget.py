@@ -12,17 +12,19 @@ from gloo_ranks import run_ranks
 from small_runs import quiet, small_model, train
 
 import distmon
-from distmon.record.record import ParamTable, Record
+from distmon.record.telemetry import ObservationCost, observation_cost
 from distmon.runtime.budget import Budget
 
 
-def _record(own: float, elapsed: float, in_steps: float = 0.0) -> Record:
+def _cost(own: float, elapsed: float, in_steps: float = 0.0) -> ObservationCost:
     ranks = {
         "monitor_seconds": np.array([own / 2, own]),
         "monitor_step_seconds": np.array([in_steps / 2, in_steps]),
         "elapsed_seconds": np.full(2, elapsed),
     }
-    return Record(step=1, time=0, world_size=2, metrics={}, params=ParamTable.empty(), ranks=ranks)
+    cost = observation_cost(ranks)
+    assert cost is not None
+    return cost
 
 
 @pytest.mark.parametrize(
@@ -31,17 +33,15 @@ def _record(own: float, elapsed: float, in_steps: float = 0.0) -> Record:
 )
 def test_interval_is_stretched_in_whole_multiples(own: float, interval: int) -> None:
     budget = Budget(0.001, 100, settle_s=60)
-    change = budget.evaluate(_record(own, 100.0))
+    change = budget.evaluate(_cost(own, 100.0))
     assert (100 if change is None else change.after) == interval
     assert budget.interval == 100  # until all ranks have agreed
 
 
 def test_a_short_time_says_nothing() -> None:
     budget = Budget(0.001, 100, settle_s=60)
-    assert (
-        budget.evaluate(_record(10.0, 50.0)) is None
-    )  # the first observation compiles its kernels
-    change = budget.evaluate(_record(0.0, 50.0))
+    assert budget.evaluate(_cost(10.0, 50.0)) is None  # the first observation compiles its kernels
+    change = budget.evaluate(_cost(0.0, 50.0))
     assert change is not None
     assert str(change) == (
         "observing costs 10% of the training time, above the 0.1% that `budget` leaves for it: "
@@ -51,12 +51,12 @@ def test_a_short_time_says_nothing() -> None:
 
 def test_interval_comes_back_when_the_cost_falls() -> None:
     budget = Budget(0.001, 100, settle_s=0)
-    stretch = budget.evaluate(_record(1.0, 100.0))
+    stretch = budget.evaluate(_cost(1.0, 100.0))
     assert stretch is not None
     assert stretch.after == 1000
     budget.adopt(stretch.after)
-    assert budget.evaluate(_record(0.07, 100.0)) is None  # not worth the trouble
-    back = budget.evaluate(_record(0.02, 100.0))
+    assert budget.evaluate(_cost(0.07, 100.0)) is None  # not worth the trouble
+    back = budget.evaluate(_cost(0.02, 100.0))
     assert back is not None
     assert (back.before, back.after) == (1000, 200)
 
@@ -78,14 +78,14 @@ def test_what_every_step_costs_does_not_stretch_the_interval_for_ever(
     budget = Budget(0.001, 100, settle_s=0)
     for _ in range(5):
         times = budget.interval / 100
-        change = budget.evaluate(_record(in_steps + observing / times, 100.0, in_steps))
+        change = budget.evaluate(_cost(in_steps + observing / times, 100.0, in_steps))
         if change is not None:
             budget.adopt(change.after)
     assert budget.interval == interval
 
 
 def test_without_a_budget_the_interval_is_the_users() -> None:
-    assert Budget(None, 100, 0).evaluate(_record(99.0, 100.0)) is None
+    assert Budget(None, 100, 0).evaluate(_cost(99.0, 100.0)) is None
 
 
 def _observe_expensively(_: int, __: int, folder: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,11 @@ class _Hosts:
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
-    def start(self, rank: int, folder: Path, what: str) -> subprocess.Popen[str]:
+    def start(self, rank: int, folder: Path, what: str, timeout_s: int) -> subprocess.Popen[str]:
         script = [sys.executable, str(TRAINING), str(rank), "10.77.0.1", self.links[rank]]
+        script += [str(folder), what, str(timeout_s)]
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.names[rank], *script, str(folder), what],
+            ["ip", "netns", "exec", self.names[rank], *script],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -83,17 +85,36 @@ def _hosts(name: str) -> Iterator[_Hosts]:
         hosts.remove()
 
 
-def _train(what: str, seconds: float, folder: Path) -> list[dict[str, Any]]:
-    """Train on two hosts whose link is cut for so many seconds; what each rank found."""
+@dataclass(frozen=True)
+class _Cut:
+    """How the link is cut, and the timeout of the job's own collectives."""
+
+    name: str
+    seconds: float
+    for_good: bool = False
+    job_timeout_s: int = 8
+
+
+CUTS = [_Cut("for two seconds", 2.0), _Cut("for good", 12.0, for_good=True)]
+LONG_CUTS = [
+    _Cut("for 8 s", 8.0, job_timeout_s=60),
+    _Cut("for 30 s", 30.0, job_timeout_s=60),
+    _Cut("for good, with a long timeout", 70.0, for_good=True, job_timeout_s=60),
+]
+"""Run with LONG_CUTS=1 in the environment."""
+
+
+def _train(what: str, cut: _Cut, folder: Path) -> list[dict[str, Any]]:
+    """Train on two hosts whose link is cut; what each rank found."""
     folder.mkdir()
     with _hosts(f"dm{os.getpid() % 10000}{what[0]}") as hosts:
-        processes = [hosts.start(rank, folder, what) for rank in range(2)]
+        processes = [hosts.start(rank, folder, what, cut.job_timeout_s) for rank in range(2)]
         while not (folder / "step0").exists() or int((folder / "step0").read_text() or 0) < 11:
             time.sleep(0.02)
             assert processes[0].poll() is None, processes[0].communicate()[0]
         hosts.cut(True)
-        time.sleep(seconds)
-        if seconds < 10:
+        time.sleep(cut.seconds)
+        if not cut.for_good:
             hosts.cut(False)
         outputs = [process.communicate(timeout=120)[0] for process in processes]
         for rank, text in enumerate(outputs):
@@ -101,14 +122,18 @@ def _train(what: str, seconds: float, folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"result{rank}").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("seconds", [2.0, 12.0], ids=["for two seconds", "for good"])
-def test_a_cut_link_costs_no_more_with_the_monitor(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize(
+    "cut", CUTS + (LONG_CUTS if os.environ.get("LONG_CUTS") else []), ids=lambda cut: cut.name
+)
+def test_a_cut_link_costs_no_more_with_the_monitor(tmp_path: Path, cut: _Cut) -> None:
     with ThreadPoolExecutor(2) as pool:
         bare, monitored = pool.map(
-            lambda what: _train(what, seconds, tmp_path / what), ("bare", "monitored")
+            lambda what: _train(what, cut, tmp_path / what), ("bare", "monitored")
         )
-    for alone, watched in zip(bare, monitored, strict=True):
-        assert bool(watched["error"]) == bool(alone["error"]) == (seconds > 10)
+    for rank, (alone, watched) in enumerate(zip(bare, monitored, strict=True)):
+        for name in ("longest", "seconds"):
+            print(f"rank {rank}: {name} {alone[name]:.2f} s bare, {watched[name]:.2f} s monitored")
+        assert bool(watched["error"]) == bool(alone["error"]) == cut.for_good
         assert watched["longest"] < alone["longest"] + ADDED_S
         assert watched["seconds"] < alone["seconds"] + 2 * ADDED_S
         both = min(len(watched["losses"]), len(alone["losses"]))

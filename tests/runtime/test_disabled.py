@@ -12,10 +12,13 @@ import distmon
 from distmon.monitor import Monitor
 from distmon.runtime.disabled import DisabledMonitor
 
+PARTS = {"schedule", "cycle", "finite_watch", "telemetry", "cost"}
+"""For tools and tests; a training loop does not use them."""
 PUBLIC = [
     name
     for name, member in vars(Monitor).items()
     if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    if name not in PARTS
 ]
 
 

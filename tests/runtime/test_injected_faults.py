@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from fault_injection import Call, Injection, calls_traced
 from gloo_ranks import run_ranks
 from small_runs import batch, quiet, small_model
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 import distmon
 
+STRIDE = 1 if os.environ.get("ALL_FAULTS") else 4
+"""`ALL_FAULTS=1 pytest` injects at every call on every rank; without it every fourth, a different
+one on each rank."""
 LONGEST_STEP_S = 30.0
 """Far above the few seconds that the monitor may wait where a decision is pending, and far below
 the timeout of a collective."""
@@ -25,10 +33,12 @@ class _Training:
     """A small DDP model, one step at a time."""
 
     def __init__(self) -> None:
-        self.model = small_model()
+        self.model = small_model(width=16)
         self.wrapped = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.step = 0
+        self.losses: list[float] = []
+        self.norms: list[float] = []
 
     def forward_backward(self) -> torch.Tensor:
         self.step += 1
@@ -37,64 +47,81 @@ class _Training:
         loss.backward()
         return loss.detach()
 
-
-def _attach(training: _Training, folder: Path) -> Any:
-    # One folder for all: a hundred attempts of one run.
-    return distmon.attach(
-        training.wrapped, training.optimizer, **quiet(folder, interval=2, sinks=["jsonl"])
-    )
+    def note(self, loss: torch.Tensor) -> None:
+        self.losses.append(float(loss))
+        self.norms.append(float(get_total_norm([p.grad for p in self.model.parameters()])))
 
 
-def _observed_call_sites(folder: Path) -> list[Call]:
-    """Every call from the hooks of an observed step until its record is there."""
-    training, found = _Training(), dict[Call, None]()
-    monitor = _attach(training, folder)
-    for _ in range(6):
-        loss = training.forward_backward()
-        with calls_traced(found):
-            training.optimizer.step()
-            monitor.step(loss=loss, grad_norm=1.0, tokens=16)
-            monitor.evaluated(val_loss=1.0)
-        dist.barrier()  # the observation has arrived by the next step
-    monitor.close()
-    return [*found]
+class _Monitored:
+    """The training with a monitor that acts on every record, and faults injected into its calls."""
 
-
-def _unmonitored(steps: int) -> list[float]:
-    training, losses = _Training(), []
-    for _ in range(steps):
-        losses.append(float(training.forward_backward()))
-        training.optimizer.step()
-    return losses
-
-
-class _Injected:
-    """Counts what happened while faults were injected into the steps of one training."""
-
-    def __init__(self, training: _Training, folder: Path) -> None:
-        self._training = training
+    def __init__(self, folder: Path, writer: str = "thread") -> None:
         self._folder = folder
-        self.monitor = _attach(training, folder)
-        self.losses: list[float] = []
+        self._writer = writer
+        self.training = _Training()
         self.longest = 0.0
+        self.checkpoints: list[list[int]] = []
+        """Steps in which `on_checkpoint` was called, by monitor."""
+        self.attach()
 
-    def reattach(self) -> None:
-        self.monitor.close()
-        self.monitor = _attach(self._training, self._folder)
+    def attach(self) -> None:
+        if self.checkpoints:
+            self.monitor.close()
+        self.checkpoints.append([])
+        # One folder for all: a hundred attempts of one run.
+        always = {"always": {"when": "lr > 0"}}
+        self.monitor = distmon.attach(
+            self.training.wrapped,
+            self.training.optimizer,
+            **quiet(self._folder, interval=2, sinks=["jsonl"], rules=always, writer=self._writer),
+            actions={"checkpoint": "always"},
+            on_checkpoint=lambda _: self.checkpoints[-1].append(self.training.step),
+        )
 
-    def steps(self, site: Call | None, count: int) -> bool:
+    def note(self, number: int, site: Call | None) -> None:
+        """Leave behind where the test is: a rank that hangs cannot say it."""
+        faulthandler.dump_traceback_later(40)
+        (self._folder / f"at{dist.get_rank()}").write_text(f"{number} {site} {self.longest:.2f}")
+
+    def one_step(self) -> torch.Tensor:
+        loss = self.training.forward_backward()
+        self.monitor.check(loss=loss)
+        self.training.optimizer.step()
+        self.monitor.step(loss=loss, grad_norm=1.0, tokens=16, step=self.training.step)
+        self.monitor.evaluated(val_loss=1.0)
+        return loss
+
+    def steps(self, injection: Injection, count: int = 2) -> bool:
         """Train some steps; return whether the fault was raised."""
-        injection = Injection(site)
         for _ in range(count):
-            loss = self._training.forward_backward()
             begin = time.monotonic()
             with injection.armed():
-                self._training.optimizer.step()
-                self.monitor.step(loss=loss, grad_norm=1.0, tokens=16)
-                self.monitor.evaluated(val_loss=1.0)
+                loss = self.one_step()
             self.longest = max(self.longest, time.monotonic() - begin)
-            self.losses.append(float(loss))
+            self.training.note(loss)
+            self.settle()
         return injection.raised
+
+    def settle(self) -> None:
+        """Let everything that is in flight arrive, without taking it in: the same in every run."""
+        dist.barrier()
+        cycle, deadline = self.monitor.cycle, time.monotonic() + 5
+        while not all(s.arrived() for s in cycle.observer.outbox.shipments):
+            if self.monitor.closed or time.monotonic() > deadline:
+                break
+            time.sleep(0.0005)
+        cycle.worker.settle()
+
+
+def _traced(folder: Path, writer: str) -> list[Call]:
+    """Every call from the hooks of an observed step until its record is there."""
+    run, found = _Monitored(folder, writer), dict[Call, None]()
+    for _ in range(12):
+        with calls_traced(found):
+            run.one_step()
+        run.settle()
+    run.monitor.close()
+    return [*found]
 
 
 def _most(number: int) -> int:
@@ -104,40 +131,83 @@ def _most(number: int) -> int:
     return int(most)
 
 
-def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
-    logging.getLogger("distmon").setLevel(logging.CRITICAL)
-    sites = _observed_call_sites(Path(folder) / "trace")
-    training = _Training()
-    injected = _Injected(training, Path(folder) / "injected")
+def _inject(run: _Monitored, sites: list[Call], fresh: bool = False) -> tuple[list[Call], int]:
+    """Inject at one site after the other; return those that were not reached, and the restarts."""
     missed, restarts = [], 0
     for number in range(_most(len(sites))):
-        mine = sites[number] if number < len(sites) and number % world == rank else None
-        if not injected.steps(mine, 4) and mine is not None:
-            missed.append(mine)
+        if fresh:
+            run.attach()
+        site = sites[number] if number < len(sites) else None
+        run.note(number, site)
+        if not run.steps(Injection(site), 12 if fresh else 2) and site is not None:
+            missed.append(site)
         # A call that other ranks depend on, as launching a collective, ends the monitoring.
-        if _most(injected.monitor.closed):
-            injected.reattach()
+        if _most(run.monitor.closed) and not fresh:
+            run.attach()
             restarts += 1
-    # Calls that are made in the first steps only.
-    never = 0
-    for number in range(_most(len(missed))):
-        injected.reattach()
-        never += not injected.steps(missed[number] if number < len(missed) else None, 6)
-    injected.monitor.close()
-    return {
-        "sites": len(sites),
-        "never": never,
-        "restarts": restarts,
-        "longest": injected.longest,
-        "equal": injected.losses == _unmonitored(training.step),
-    }
+    return missed, restarts
+
+
+def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
+    logging.getLogger("distmon").setLevel(logging.CRITICAL)
+    found: dict[str, Any] = {"sites": 0, "never": [], "restarts": 0, "longest": 0.0, "runs": {}}
+    known: set[Call] = set()
+    for writer in ("thread", "process"):
+        sites = [c for c in _traced(Path(folder) / f"trace-{writer}", writer) if c not in known]
+        known.update(sites)
+        sites = sites[rank % STRIDE :: STRIDE]
+        run = _Monitored(Path(folder) / writer, writer)
+        missed = list[Call]()
+        for turn in range(world):
+            again, ended = _inject(run, sites if rank == turn else [])
+            missed += again
+            found["restarts"] += ended
+        # Calls that are made in the first steps of a monitor only.
+        never, _ = _inject(run, missed, fresh=True)
+        run.monitor.close()
+        found["sites"] += len(sites)
+        found["never"] += never
+        found["longest"] = max(found["longest"], run.longest)
+        found["runs"][writer] = (run.training.losses, run.checkpoints)
+    faulthandler.cancel_dump_traceback_later()
+    unmonitored = _Training()
+    for _ in range(max(len(losses) for losses, _ in found["runs"].values())):
+        unmonitored.note(unmonitored.forward_backward())
+        unmonitored.optimizer.step()
+    return {**found, "losses": unmonitored.losses, "norms": unmonitored.norms}
 
 
 def test_a_fault_at_any_call_on_any_rank_leaves_the_training_as_it_is(tmp_path: Path) -> None:
-    results = run_ranks(_inject_everywhere, 2, str(tmp_path))
-    for found in results:
-        assert found["sites"] > 200
-        # Each rank injects into half of the sites; so many of them may not be made again.
-        assert found["never"] < 0.15 * found["sites"], found
-        assert found["equal"]
+    first, second = run_ranks(_inject_everywhere, 2, str(tmp_path))
+    for found in (first, second):
+        print({k: found[k] for k in ("sites", "never", "restarts", "longest")})
+    for found in (first, second):
+        assert found["sites"] > 400 / STRIDE
+        # Such as what is done with an alert: a busy machine may not come to it in these steps.
+        assert len(found["never"]) <= 0.02 * found["sites"], found["never"]
         assert found["longest"] < LONGEST_STEP_S
+        for losses, _ in found["runs"].values():
+            assert losses == found["losses"][: len(losses)]
+    for writer in ("thread", "process"):
+        # Both ranks act on alerts at the same steps; one of them may have ended earlier.
+        pairs = zip(first["runs"][writer][1], second["runs"][writer][1], strict=True)
+        for acted, elsewhere in pairs:
+            both = min(len(acted), len(elsewhere))
+            assert acted[:both] == elsewhere[:both]
+        _check_records(tmp_path / writer / "run", first["losses"], first["norms"])
+    assert sum(map(len, first["runs"]["thread"][1])) > 20
+
+
+def _check_records(folder: Path, losses: list[float], norms: list[float]) -> None:
+    """What a record says is right, whatever failed before it or in it."""
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    with_norm = 0
+    for record in records:
+        step, metrics = record["step"], record["metrics"]
+        if (loss := metrics.get("train/step_loss")) is not None:
+            about = (losses[step - 4 : step + 2], record)
+            assert loss == pytest.approx(losses[step - 1], rel=1e-6), about
+        if (norm := metrics.get("monitor/applied_grad_norm")) is not None:
+            assert norm == pytest.approx(norms[step - 1], rel=1e-5), record
+            with_norm += 1
+    assert with_norm > 0.5 * len(records)

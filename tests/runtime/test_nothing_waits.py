@@ -138,3 +138,30 @@ def test_no_rank_waits_in_a_step_for_one_that_is_delayed(tmp_path: Path) -> None
     records = distmon.read_run(tmp_path / "run").records
     assert [record["step"] for record in records] == [2, 4, 6, 8]
     assert all(max(record["ranks"]["monitor_wait_seconds"]) == 0 for record in records)
+
+
+def _into_a_pipe_that_is_not_read(rank: int, _: int, folder: str) -> dict[str, Any]:
+    """The sink writes to a pipe that is full after a few records; it never returns from then on."""
+    run = Path(folder) / "run"
+    if rank == 0:
+        run.mkdir()
+        os.mkfifo(run / "records.jsonl")
+    dist.barrier()
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = distmon.attach(model, optimizer, **quiet(Path(folder), sinks=["jsonl"]))
+    longest = 0.0
+    for _ in range(60):
+        begin = time.monotonic()
+        optimizer.step()
+        monitor.step(loss=1.0)
+        longest = max(longest, time.monotonic() - begin)
+    begin = time.monotonic()
+    monitor.close()
+    return {"longest": longest, "close": time.monotonic() - begin}
+
+
+def test_a_sink_that_never_returns_holds_no_step_and_ten_seconds_of_close(tmp_path: Path) -> None:
+    for found in run_ranks(_into_a_pipe_that_is_not_read, 2, str(tmp_path)):
+        assert found["longest"] < 5.0
+        assert found["close"] < GENEROUS_S

@@ -53,6 +53,19 @@ def test_the_stride_of_a_trainer_that_counts_by_five() -> None:
     assert schedule.coming_is_observed
 
 
+def test_a_trainer_that_counts_from_zero() -> None:
+    schedule = StepSchedule(4)
+    assert _observed(schedule, range(13)) == [4, 8, 12]
+    assert (schedule.completed, schedule.counted) == (12, 13)
+
+
+def test_a_number_that_is_repeated_is_a_step_of_its_own() -> None:
+    schedule = StepSchedule(4)
+    for step in (1, 2, 2, 3):
+        schedule.advance(step)
+    assert (schedule.completed, schedule.coming, schedule.counted) == (3, 4, 4)
+
+
 def test_a_longer_interval_keeps_round_numbers() -> None:
     schedule = StepSchedule(10)
     _observed(schedule, range(1, 34))

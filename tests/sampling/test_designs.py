@@ -9,7 +9,7 @@ import pytest
 
 from csrc_triton.row_layout import GROUPS, MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.record.statistics import Moments, SampleTable, Sampling, moments
-from distmon.reduce.buffers import Reduced
+from distmon.reduce.reduced import Reduced
 from distmon.sampling.designs import (
     MOST_RUNS,
     RUNS_ELSEWHERE,
@@ -18,6 +18,7 @@ from distmon.sampling.designs import (
     weight_samples,
 )
 from distmon.sampling.sample import Sample
+from distmon.sampling.sample_numbers import SampleNumbers
 
 SEEDS = 400
 
@@ -78,8 +79,8 @@ def _estimates(samples: Sequence[Sample], values: np.ndarray) -> Moments:
         sums[i, SUM["g_count"]], sums[i, SUM["g_sum"]] = len(x), x.sum()
         squares = np.bincount(sample.element_groups, x * x, GROUPS)
         sums[i, first : first + GROUPS] = squares
-    table = SampleTable.of(samples)
     numel = np.full(len(samples), float(flat.size))
+    table = SampleTable.of(SampleNumbers.of(samples), numel)
     names = tuple(sample.name for sample in samples)
     trainable = np.ones(len(samples), dtype=bool)
     sampling = Sampling(names, dict.fromkeys("wgu", table), numel, numel * 0 + 2, trainable)
@@ -167,9 +168,21 @@ def test_what_is_read_of_each_shape() -> None:
 
 
 def test_tables_of_all_tall_matrices_are_bounded() -> None:
-    shapes = [(250_000, 256)] * 3 + [(2_000_000, 64)] * 3
-    samples = gradient_samples([f"p{i}" for i in range(6)], shapes, 0)
+    shapes = [(8192, 8192)] + [(250_000, 256)] * 3 + [(2_000_000, 64)] * 3
+    samples = gradient_samples([f"p{i}" for i in range(7)], shapes, 0)
     runs = [-(-sample.count // 8) for sample in samples]
-    assert sum(runs) <= MOST_RUNS + 3 * RUNS_ELSEWHERE
-    assert max(runs[:3]) == RUNS_ELSEWHERE  # the least tall give way first
-    assert max(runs[3:]) > RUNS_ELSEWHERE
+    assert sum(runs) <= MOST_RUNS + RUNS_ELSEWHERE
+    assert runs[0] == RUNS_ELSEWHERE  # the least tall gives way first
+    assert min(runs[1:]) > 100 * RUNS_ELSEWHERE  # the others share what there is
+
+
+def test_a_table_of_more_rows_than_runs_is_not_left_to_chance() -> None:
+    """Ten million rows, one in a thousand with a gradient: 1024 runs would see one or two."""
+    rows = 10_000_000
+    (sample,) = gradient_samples(["table"], [(rows, 16)], 0)
+    assert -(-sample.count // 8) == MOST_RUNS
+    touched = np.arange(0, rows, 1000)
+    seen = np.isin(touched, sample.starts // 16).mean()
+    assert abs(seen - MOST_RUNS / rows) < 0.03
+    shares = gradient_samples(["a", "b"], [(6_000_000, 16), (3_000_000, 16)], 0)
+    assert shares[0].count == pytest.approx(2 * shares[1].count, rel=0.01)

@@ -94,7 +94,7 @@ def test_ranks_together_read_the_global_sample(design: str, kind: str) -> None:
     sample = _sample(shape)
     found, lengths = [], set()
     for region, held in _regions(kind, shape):
-        runs = build_gradient_runs([_shard(shape, region)], [sample], CPU)
+        runs = build_gradient_runs([_shard(shape, region)], {0: sample}, CPU)
         assert runs.first.tolist() == [0, len(runs.codes)]
         lengths |= set(runs.lengths.tolist())
         local, groups = _elements(runs)
@@ -108,7 +108,7 @@ def test_runs_of_several_parameters_lie_one_after_another() -> None:
     shapes = [SHAPES["odd shape"], SHAPES["spread evenly"], SHAPES["every column"]]
     samples = [_sample(shape) for shape in shapes]
     shards = [_shard(shape, Everything()) for shape in shapes]
-    runs = build_gradient_runs(shards, [samples[0], None, samples[2]], CPU)
+    runs = build_gradient_runs(shards, {0: samples[0], 2: samples[2]}, CPU)
     assert runs.first[1] == runs.first[2]
     offsets, _ = _elements(runs)
     wanted = np.concatenate((samples[0].indices, samples[2].indices))
@@ -118,7 +118,7 @@ def test_runs_of_several_parameters_lie_one_after_another() -> None:
 def test_offsets_are_wide_only_where_they_must_be() -> None:
     for numel, dtype in ((2**31 - 8, torch.int32), (2**32, torch.int64)):
         sample = Sample("p", numel, 0, row_strata=1, cell_strata=512)
-        runs = build_gradient_runs([_shard((numel,), Everything())], [sample], CPU)
+        runs = build_gradient_runs([_shard((numel,), Everything())], {0: sample}, CPU)
         assert runs.offsets.dtype == dtype
         np.testing.assert_array_equal(_elements(runs)[0], sample.indices)
 
@@ -139,7 +139,7 @@ def test_runs_in_memory_of_a_strided_gradient(design: str, layout: str) -> None:
     else:
         grad = values[0].expand(rows, columns)
     shards = [_shard(shape, Everything())] * 2
-    runs = build_gradient_runs(shards, [sample, sample], CPU)
+    runs = build_gradient_runs(shards, {0: sample, 1: sample}, CPU)
     strided = runs_in_memory(runs, {1: grad})
     end = int(runs.first[1])
     assert torch.equal(strided.offsets[:end], runs.offsets[:end])

@@ -257,7 +257,7 @@ def check_a_nan_is_located() -> None:
 
 def check_evidence_says_when_it_was_counted() -> None:
     weight = nn.Parameter(torch.ones(4, device="cuda"))
-    watch = FiniteWatch([plain_shard("w", weight)])
+    watch = FiniteWatch(lambda: nonfinite_counts([plain_shard("w", weight)]))
     watch.report(1, loss=torch.full((), torch.nan, device="cuda"))
     for step in (1, 2):
         watch.complete_step(step, None, None)

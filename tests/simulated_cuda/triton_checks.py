@@ -7,6 +7,7 @@ from torch import nn
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.layout.capture import capture
+from distmon.probe.exact import nonfinite_counts
 from distmon.probe.rows import Rows
 from distmon.probe.torch_probe import TorchProbe
 from distmon.probe.triton_probe import TritonProbe
@@ -106,3 +107,27 @@ def check_one_launch_of_each_kernel_for_all_parameters() -> None:
     kernels = [name for name in names if name.endswith("kernel")]
     assert len(kernels) == len({*kernels}) <= 4, kernels
     assert len(names) <= 8, names
+
+
+def check_counting_nan_is_two_launches_and_one_wait() -> None:
+    model = made("cuda:1")
+    last = [*model.parameters()][-1]
+    with torch.no_grad():
+        model[0].weight[3, :5] = torch.nan
+        model[0].weight.grad = torch.full((16, 24), torch.inf, device="cuda:1").t()[:24].t()
+        last[1] = -torch.inf
+    last.grad = None
+    shards = capture(model)
+    plan = build_plan(shards, Reading(), 0, torch.device("cuda", 1))
+    probe = TritonProbe(plan, shards)
+    torch.accelerator.synchronize(1)
+    take_waits()
+    with launches() as names:
+        counts = probe.count_nonfinite()
+    waits = take_waits()
+    assert len(waits) == 1, waits
+    assert sorted(n for n in names if n.endswith("kernel")) == sorted(
+        ["exact_chunks_kernel", "exact_rows_kernel"]
+    )
+    assert torch.equal(counts, nonfinite_counts(shards))
+    assert counts.sum(0).tolist() == [5, 1, 0, 16 * 24]

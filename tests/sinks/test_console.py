@@ -30,6 +30,11 @@ def terminal(width: int, *, is_terminal: bool = True) -> tuple[Console, io.Strin
     return console, out
 
 
+def printed(out: io.StringIO) -> str:
+    """What is on the terminal, where each line first erases the progress bar that may be there."""
+    return out.getvalue().replace("\r\x1b[2K", "")
+
+
 @pytest.fixture
 def record(make_record: MakeRecord) -> Record:
     ratios = np.array([1e-3, 1.2e-2, np.nan])
@@ -47,7 +52,7 @@ def test_the_whole_line(record: Record) -> None:
         "grad_norm:0.81 frozen:0 lr:1e-3 tok/s:12.3k 41ms/step monitor:0.03%"
     )
     assert record_line(record, 300).plain == whole
-    assert out.getvalue() == whole + "\n"
+    assert printed(out) == whole + "\n"
     assert len(whole) < 160
     short = record_line(record, 300, width=len(whole) - 7).plain
     assert short == whole.replace("blocks.0.attn.qkv", "….attn.qkv")
@@ -58,7 +63,7 @@ def test_the_whole_line(record: Record) -> None:
 def test_a_terminal_gets_one_line_of_whole_fields(record: Record, width: int) -> None:
     console, out = terminal(width)
     ConsoleSink(console, total_steps=300).record(record)
-    line = out.getvalue().rstrip("\n")
+    line = printed(out).rstrip("\n")
     assert "\n" not in line
     assert len(line) <= width
     assert line.startswith("step:200/300 loss:2.1847")
@@ -111,7 +116,7 @@ def test_numbers_are_short(record: Record, tag: str, value: float, shown: str) -
 def test_faults_get_a_line_each(record: Record) -> None:
     console, out = terminal(60)
     ConsoleSink(console).record(replace(record, faults=("rank 1 [x] " + "y" * 80, "rank 2")))
-    lines = out.getvalue().splitlines()
+    lines = printed(out).splitlines()
     assert lines[1:] == [
         "  fault at step 200: rank 1 [x] " + "y" * 80,
         "  fault at step 200: rank 2",
@@ -121,7 +126,7 @@ def test_faults_get_a_line_each(record: Record) -> None:
 def test_an_alert_is_a_panel_with_numbered_advice() -> None:
     console, out = terminal(80)
     ConsoleSink(console).alert(ALERT)
-    text = out.getvalue()
+    text = printed(out)
     lines = text.splitlines()
     assert "WARNING frozen at step 60" in lines[0]
     assert {len(line) for line in lines} == {80}
@@ -132,7 +137,7 @@ def test_an_alert_is_a_panel_with_numbered_advice() -> None:
     assert "2. Raise the learning rate" in text
     console, out = terminal(200)
     ConsoleSink(console).alert(ALERT)
-    assert {len(line) for line in out.getvalue().splitlines()} == {100}
+    assert {len(line) for line in printed(out).splitlines()} == {100}
 
 
 @pytest.mark.parametrize(

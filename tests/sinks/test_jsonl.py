@@ -12,8 +12,9 @@ from sample_run import MakeRecord, OpenFolder
 from distmon.record.record import Evaluation, GainTable
 from distmon.reduce.findings import Desync, NonFinite, NonFinitePlace
 from distmon.rules.alert import Alert
-from distmon.sinks.atomic_append import append_atomically, open_for_append
+from distmon.sinks.atomic_append import append_atomically
 from distmon.sinks.jsonl import JsonlSink
+from distmon.untrusted.files import open_for_append
 
 
 def strict(text: str) -> Any:
@@ -50,6 +51,7 @@ def test_a_record_is_one_strict_line(make_record: MakeRecord, open_folder: OpenF
     assert text.count("\n") == 1
     assert strict(text) == {
         "step": 20,
+        "observation": 0,
         "time": 1.7e9 + 20,
         "attempt": 0,
         "world_size": 2,
@@ -154,3 +156,33 @@ def test_a_full_disk_leaves_no_half_entry(
     monkeypatch.undo()
     append_atomically(descriptor, b"three\n")
     assert path.read_bytes() == b"one\nthree\n"
+
+
+def no_space(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def open_files() -> set[str]:
+    return {*os.listdir("/proc/self/fd")}
+
+
+def test_files_that_cannot_be_synced_are_closed(
+    open_folder: OpenFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, before = open_folder(), open_files()
+    sink = JsonlSink(folder)
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        sink.close()
+    assert open_files() == before
+
+
+def test_files_that_cannot_be_opened_leave_none_open(
+    open_folder: OpenFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, before = open_folder(), open_files()
+    folder.alerts_path.write_text('{"cut')
+    monkeypatch.setattr(os, "write", no_space)
+    with pytest.raises(OSError, match="No space"):
+        JsonlSink(folder)
+    assert open_files() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,3 +99,33 @@ def test_a_taken_port_is_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
         assert f"port {port} is in use" in caplog.text
         with pytest.raises(ConfigError, match=f"no port from {port} to {port} of 127.0.0.1"):
             PrometheusSink(PrometheusConfig(port=port, ports=1), "demo")
+
+
+def test_an_address_that_others_reach_needs_a_token() -> None:
+    with pytest.raises(ConfigError, match=r"0.0.0.0 can be reached .* set prometheus.token"):
+        PrometheusSink(PrometheusConfig(address="0.0.0.0", port=0), "demo")
+    with pytest.raises(ConfigError, match="at least 16 characters"):
+        PrometheusSink(PrometheusConfig(port=0, token="short"), "demo")  # type: ignore[arg-type]
+
+
+def test_only_who_knows_the_token_reads() -> None:
+    token = "0123456789abcdef"
+    settings = PrometheusConfig(address="0.0.0.0", port=0, token=token)  # type: ignore[arg-type]
+    assert token not in repr(settings)
+    guarded = PrometheusSink(settings, "demo")
+    try:
+        address = f"http://127.0.0.1:{guarded.port}/metrics"
+        for sent in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "}):
+            request = urllib.request.Request(address, headers=sent)
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(request, timeout=10)
+        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{guarded.port}/metrics", b"x", {"Authorization": f"Bearer {token}"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="405"):
+            urllib.request.urlopen(request, timeout=10)
+    finally:
+        guarded.close()

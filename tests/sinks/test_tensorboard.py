@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -63,6 +64,8 @@ def test_a_resumed_attempt_hides_the_steps_it_runs_again(
     for step in (10, 20, 30):
         first.record(make_record(step, metrics={"monitor/grad_norm": 1.0}))
     first.close()
+    # TensorBoard reads files in the order of their names, which begin with the second.
+    time.sleep(1.1)
     second = TensorBoardSink(open_folder(resumed_from=15), frozenset())
     second.record(make_record(20, metrics={"monitor/grad_norm": 2.0}))
     second.close()
@@ -77,6 +80,7 @@ def test_a_resume_between_two_records_writes_no_step_twice(
     first.record(make_record(10, losses=dict.fromkeys(range(1, 11), 1.0), loss_ema={}))
     first.record(make_record(20, losses=dict.fromkeys(range(11, 21), 1.0), loss_ema={}))
     first.close()
+    time.sleep(1.1)  # see above
     # The checkpoint of step 15 has the losses of the steps 11 to 15.
     second = TensorBoardSink(open_folder(resumed_from=15), frozenset())
     second.alert(Alert("frozen", "critical", 16, "it is frozen"))

@@ -325,3 +325,16 @@ class Desync(Fault):
         if step == self.at and dist.get_rank() == 1:
             for _, parameter in setup.named_parameters():
                 parameter.add_(1e-3 * torch.randn_like(parameter))
+
+
+@dataclass
+class Unit(Fault):
+    """The targets come in another unit from a step on."""
+
+    at: int
+    factor: float = 100.0
+
+    def data(self, setup: Setup, step: int) -> Batch:
+        """Multiply the last part of a batch."""
+        *parts, target = setup.batch(step)
+        return (*parts, target * self.factor if step % MICRO >= self.at else target)

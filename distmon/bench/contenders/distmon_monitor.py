@@ -14,6 +14,7 @@ from torch import nn
 import distmon
 from distmon.bench.contender import Answer, Contender, Norms, Observed, Session
 from distmon.bench.contenders.hook_clock import HookClock
+from distmon.runtime.decisions import PATIENCE_S
 
 NEVER = 10_000
 """An interval that no benchmark reaches the end of; a longer one needs more room for losses."""
@@ -38,7 +39,8 @@ class MonitorSession(Session):
             with self._clock.around():
                 self._gain.install()
         self._gain.arm(wanted=self._observes, first=False)
-        if self._signals is not None:
+        # Looking at the schedule of the other one would end its idle lane.
+        if self._signals is not None and self._observes:
             schedule = self.monitor.schedule
             self._signals.step_begins(schedule.coming, schedule.next_observation)
 
@@ -55,8 +57,13 @@ class MonitorSession(Session):
         if self._signals is not None:
             self._signals.close()
 
+    def settle(self) -> None:
+        self.monitor.cycle.settle(PATIENCE_S)
+
     def hook_seconds(self) -> float:
-        return self._clock.seconds
+        # Compiled hooks run between those of the clock, which does not see them.
+        compiled = self._gain.switch.compiled
+        return self._clock.seconds + (compiled.take_seconds() if compiled is not None else 0.0)
 
     def detach(self) -> None:
         self.monitor.close()

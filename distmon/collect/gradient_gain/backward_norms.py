@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 import numpy as np
 import torch
@@ -13,15 +12,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from distmon.collect.gradient_gain.block_hooks import BlockHooks
-from distmon.collect.gradient_gain.blocks import Blocks
+from distmon.collect.gradient_gain.block_hooks import BlockHooks, add_gradient
+from distmon.collect.gradient_gain.block_table import COLUMNS, Blocks
 from distmon.collect.gradient_gain.in_graph import something_was_compiled
 from distmon.collect.gradient_gain.rows import Switch
 from distmon.device import DeviceMark, is_accelerator, pinned, to_device
 from distmon.native import NativeModule
-
-COLUMNS: Final = ("input_square", "input_count", "output_square", "output_count", "holders")
-"""Columns of a block, summed over ranks. `holders` counts the ranks that have the block."""
 
 
 class BackwardNorms:
@@ -44,7 +40,10 @@ class BackwardNorms:
         self.switch = Switch(native)
         self._held = {i: modules[name] for i, name in enumerate(blocks.names) if name in modules}
         """Blocks of this rank, by their row in the table of all blocks."""
-        self._hooks = [BlockHooks(device, self.switch) for _ in self._held]
+        self._hooks = [BlockHooks(device, self.switch, i) for i in range(len(self._held))]
+        self._cells = np.zeros((len(self._held), 2, 2))
+        if native is not None and device.type == "cpu" and self._held:
+            self.switch.compiled = native.gain_hooks(len(self._held), self._add_unusual)
         self._handles: list[RemovableHandle] = []
         self._rows = torch.tensor([*self._held], dtype=torch.int64)
         # On an accelerator a graph may be captured at any time, and the host has time to spare.
@@ -91,7 +90,13 @@ class BackwardNorms:
         elif not first and self._removable and not something_was_compiled():
             self._remove_hooks()
 
+    def _add_unusual(self, gradient: torch.Tensor, ends: Sequence[tuple[int, int]]) -> None:
+        """Add a gradient that the compiled hooks cannot read; called by them."""
+        add_gradient(gradient, [(self._hooks[i], side) for i, side in ends], self.switch)
+
     def _clear(self) -> None:
+        if self.switch.compiled is not None:
+            self.switch.compiled.clear()
         for hooks in self._hooks:
             if hooks.cells is not None:
                 hooks.cells.fill(0)
@@ -131,6 +136,8 @@ class BackwardNorms:
         """
         faulty = self.switch.fault is not None
         measured = self._hooks if self.switch.armed or faulty else []
+        if self.switch.compiled is not None:
+            self.switch.compiled.read(self._cells)
         if into.is_cpu and all(hooks.cells is not None for hooks in measured):
             self._send_from_host(measured, faulty, into.numpy())
             return
@@ -145,6 +152,10 @@ class BackwardNorms:
         else:
             sums = _gathered([hooks.row.data for hooks in measured], into.device)
             sums[:, :, 0].square_()
+            if self.switch.compiled is not None:  # for blocks on the host
+                compiled = to_device(torch.from_numpy(self._cells), into.device)
+                sums[:, :, 0] += compiled[:, :, 0].square()
+                sums[:, :, 1] += compiled[:, :, 1]
             held[:, :-1] = sums.flatten(1)
         table.index_copy_(0, self._rows, held)
 
@@ -154,10 +165,11 @@ class BackwardNorms:
         """Do the same in numpy: torch's operators would take longer than all hooks together."""
         table = into.reshape(-1, len(COLUMNS))
         table.fill(0)
-        for row, hooks in zip(self._held, measured, strict=False):
+        for row, hooks, compiled in zip(self._held, measured, self._cells.tolist(), strict=False):
             assert hooks.cells is not None
-            (input_norm, inputs), (output_norm, outputs) = hooks.cells.tolist()
-            held = (input_norm**2, inputs, output_norm**2, outputs)
+            held = []
+            for (norm, count), (more, others) in zip(hooks.cells.tolist(), compiled, strict=True):
+                held += [norm**2 + more**2, count + others]
             table[row] = (*((math.nan,) * 4 if faulty else held), 1)
 
 

@@ -28,8 +28,10 @@ class BlockHooks:
     input, and a block that modifies its input in place could no longer be trained.
     """
 
-    def __init__(self, device: torch.device, switch: Switch) -> None:
+    def __init__(self, device: torch.device, switch: Switch, number: int = 0) -> None:
+        """`number`: of the block, for the compiled hooks of `switch`."""
         self.switch = switch
+        self._number = number
         self._traceable = operator_library() is not None
         self._keep_row_on(device)
         never_compile_alone(
@@ -72,7 +74,10 @@ class BlockHooks:
             return
         try:
             tensor = _stream(values)
-            if tensor is not None:
+            if tensor is None:
+                return
+            compiled = self.switch.compiled
+            if compiled is None or not compiled.hook(tensor, self._number, side):
                 _hook_tensor(tensor, self.switch, (self, side))
         except Exception as error:
             self.switch.fault = error
@@ -86,7 +91,7 @@ class BlockHooks:
     def _add(self, side: int, gradient: torch.Tensor | None) -> None:
         """Add a gradient from within a compiled graph, or from one that Python runs after all."""
         if not is_compiling():
-            _add_gradient(gradient, [(self, side)], self.switch)
+            add_gradient(gradient, [(self, side)], self.switch)
             return
         found = _local_part(gradient)
         if found is not None:
@@ -102,10 +107,13 @@ class BlockEnd(OwnHook):
 
     def __call__(self, _block: nn.Module, args: Any, value: Any) -> None:
         """`value`: the keyword arguments on the input side, the output on the other."""
-        # In this order: a compiler that reads the switch would recompile when it changes.
-        if is_compiling() or self._hooks.switch.armed:
-            values = (args, value) if self._side == INPUT else value
-            self._hooks.hook_gradient(self._side, values)
+        try:
+            # In this order: a compiler that reads the switch would recompile when it changes.
+            if is_compiling() or self._hooks.switch.armed:
+                values = (args, value) if self._side == INPUT else value
+                self._hooks.hook_gradient(self._side, values)
+        except Exception as error:  # never into the forward pass of the user
+            self._hooks.switch.fault = error
 
 
 _End = tuple[BlockHooks, int]
@@ -125,7 +133,7 @@ class GradientHook:
         self.ends: list[_End] = []
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        _add_gradient(gradient, self.ends, self.switch)
+        add_gradient(gradient, self.ends, self.switch)
 
 
 def _hook_tensor(tensor: torch.Tensor, switch: Switch, end: _End) -> None:
@@ -134,7 +142,7 @@ def _hook_tensor(tensor: torch.Tensor, switch: Switch, end: _End) -> None:
     for each in (tensor._backward_hooks or {}).values():
         if type(each) is not GradientHook or each.switch is not switch:
             continue  # several monitors may observe one model
-        if each.version == tensor._version:
+        if tensor.is_leaf or each.version == tensor._version:  # a leaf keeps its hook
             hook = each
     if hook is None:
         hook = GradientHook(switch, tensor._version)
@@ -144,7 +152,8 @@ def _hook_tensor(tensor: torch.Tensor, switch: Switch, end: _End) -> None:
         hook.ends.append(end)
 
 
-def _add_gradient(gradient: torch.Tensor | None, ends: Iterable[_End], switch: Switch) -> None:
+def add_gradient(gradient: torch.Tensor | None, ends: Iterable[_End], switch: Switch) -> None:
+    """Add the norm of a gradient to these ends of blocks."""
     if gradient is None or not switch.armed:
         return
     try:

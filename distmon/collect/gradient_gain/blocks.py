@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
+from distmon.collect.gradient_gain.block_table import Blocks
 from distmon.errors import ConfigError
 from distmon.layout import NamedModule, class_of
 from distmon.layout.parameter_table import ModuleEntry
@@ -21,16 +21,6 @@ from distmon.layout.parameter_table import ModuleEntry
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _SMALL = 0.01
 """A chain with less than this share of the largest chain's parameters is not measured."""
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of the whole model."""
-
-    names: tuple[str, ...] = ()
-    """In layer order."""
-    longest: int = 0
-    """Blocks of the longest chain: how many gains are multiplied on the way back."""
 
 
 def candidates(modules: Iterable[NamedModule], globs: Sequence[str]) -> list[ModuleEntry]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from distmon.device import is_capturing
-from distmon.native import NativeModule
+from distmon.native import GainHooks, NativeModule
 
 INPUT, OUTPUT = 0, 1
 
@@ -17,10 +17,23 @@ class Switch:
 
     def __init__(self, native: NativeModule | None = None) -> None:
         """`native` computes norms on the CPU in a tenth of the time."""
-        self.armed = False
+        self._armed = False
         self.native = native
+        self.compiled: GainHooks | None = None
+        """Hooks that run without the interpreter, on a CPU; they have rows of their own."""
         self.fault: Exception | None = None
         """The newest failure of a hook; it does not reach the training."""
+
+    @property
+    def armed(self) -> bool:
+        """Whether gradients are measured now."""
+        return self._armed
+
+    @armed.setter
+    def armed(self, armed: bool) -> None:
+        self._armed = armed
+        if self.compiled is not None:
+            self.compiled.arm(armed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a switch that stays off: the hooks of a copied model belong to no monitor."""

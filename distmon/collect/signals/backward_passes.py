@@ -1,17 +1,21 @@
 """The backward passes of an observed step, seen from a few parameters.
 
-The hooks exist during an observed step only. They run before a gradient is added to `.grad`, and
-before ranks reduce it: what they see is this rank's own.
+The hooks exist during an observed step only. One runs before a gradient is added to `.grad`, and
+before ranks reduce it: what it sees is this rank's own. What it has seen counts when the other one
+runs, after the gradient was added: `torch.autograd.grad` adds none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch.utils.hooks import RemovableHandle
+
+from distmon.native import NativeModule
 
 PER_OPTIMIZER: Final = 3
 """Parameters of each optimizer that are hooked."""
@@ -19,6 +23,20 @@ LARGEST: Final = 1 << 16
 """Elements of a parameter above which a smaller one is preferred."""
 COMPARED: Final = 256
 """Elements that are compared between two passes."""
+_Hook = Callable[[torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one backward pass brings to one parameter."""
+
+    head: torch.Tensor
+    square: torch.Tensor | float
+    """Of the gradient."""
+    before: torch.Tensor | float
+    """Square of what `.grad` held before the first pass, 0 once that was cleared."""
+    repeated: torch.Tensor | None
+    """Whether it brings the same as the first one."""
 
 
 class BackwardPasses:
@@ -28,13 +46,25 @@ class BackwardPasses:
     parameter nothing is known.
     """
 
-    def __init__(self, parameters: Sequence[Sequence[torch.Tensor]], device: torch.device) -> None:
-        """`parameters` of each optimizer."""
+    def __init__(
+        self,
+        parameters: Sequence[Sequence[torch.Tensor]],
+        device: torch.device,
+        native: NativeModule | None = None,
+    ) -> None:
+        """`parameters` of each optimizer; `native` is faster on a CPU."""
+        self._native = native if device.type == "cpu" else None
+        self._on_host = 0.0
+        """What `native` has added up of the second number."""
         self._hooked = [each for group in parameters for each in _choose(group)]
         self._device = device
         self._handles: list[RemovableHandle] = []
         self._counts: list[int] = []
         self._first: list[torch.Tensor | None] = []
+        self._pending: list[_Pass | None] = []
+        self._before: list[torch.Tensor | float] = []
+        """Square of what each parameter's `.grad` held before the first pass, unless it was cleared
+        since: another model's loss may have reached the parameter before its own step began."""
         self._numbers = torch.zeros(3, dtype=torch.float64, device=device)
         self._paused = False
         self.fault: Exception | None = None
@@ -55,12 +85,15 @@ class BackwardPasses:
         self.disarm()
         self._counts = [0] * len(self._hooked)
         self._first = [None] * len(self._hooked)
+        self._pending = [None] * len(self._hooked)
+        self._before = [0.0] * len(self._hooked)
         self._numbers.zero_()
-        self._handles = [
-            parameter.register_hook(self._hook(i, parameter))  # type: ignore[no-untyped-call]
-            for i, parameter in enumerate(self._hooked)
-            if parameter.requires_grad
-        ]
+        self._on_host = 0.0
+        for i, parameter in enumerate(self._hooked):
+            if parameter.requires_grad:
+                before, after = self._hooks(i, parameter)
+                self._handles.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_post_accumulate_grad_hook(after))  # type: ignore[no-untyped-call]
 
     def disarm(self) -> None:
         """Remove the hooks."""
@@ -68,6 +101,7 @@ class BackwardPasses:
             handle.remove()
         self._handles = []
         self._first = []
+        self._pending = []
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -80,36 +114,70 @@ class BackwardPasses:
 
     def numbers(self) -> torch.Tensor:
         """Return [squared norm before the first pass, squared norm of the last pass, repeated]."""
+        there = [each for each in self._before if isinstance(each, torch.Tensor)]
+        host = sum(each for each in self._before if not isinstance(each, torch.Tensor))
+        if there:
+            self._numbers[0] += torch.stack(there).sum()
+        if host or self._on_host:  # on a CPU only: a device would wait
+            self._numbers[:2] += torch.tensor([host, self._on_host], dtype=torch.float64)
+        self._before, self._on_host = [], 0.0
         return self._numbers
 
-    def _hook(self, i: int, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor) -> None:
-            if self.fault is None and self._handles and not self._paused:
-                try:
-                    self._note(i, parameter, gradient.detach())
-                except Exception as error:  # never into the backward pass of the user
-                    self.fault = error
+    def _hooks(self, i: int, parameter: torch.Tensor) -> tuple[_Hook, _Hook]:
+        def guarded(call: Callable[[torch.Tensor], None]) -> _Hook:
+            def hook(tensor: torch.Tensor) -> None:
+                if self.fault is None and self._handles and not self._paused:
+                    try:
+                        call(tensor)
+                    except Exception as error:  # never into the backward pass of the user
+                        self.fault = error
 
-        return hook
+            return hook
+
+        before = guarded(lambda gradient: self._see(i, parameter, gradient.detach()))
+        return before, guarded(lambda _: self._count_pass(i))
 
     @torch.no_grad()
-    def _note(self, i: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _see(self, i: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if gradient.is_sparse:
             return
-        self._counts[i] += 1
+        kept, first = parameter.grad, self._first[i]
+        if kept is not None and kept.is_sparse:
+            kept = None
         head = gradient.reshape(-1)[:COMPARED]
-        self._numbers[1] += _square(gradient)
-        if self._counts[i] == 1:
-            if parameter.grad is not None and not parameter.grad.is_sparse:
-                self._numbers[0] += _square(parameter.grad)
-            self._first[i] = head.clone()
-            return
-        first, kept = self._first[i], parameter.grad
+        before: torch.Tensor | float = 0.0
+        repeated = None
+        if self._counts[i] == 0:
+            head = head.clone()
+            before = 0.0 if kept is None else self._square(kept)
         # A closure that clears gradients between its passes may run twice on the same weights.
-        if first is not None and kept is not None and not kept.is_sparse:
-            same = (head == first).all() & (first != 0).any() & (kept != 0).any()
-            same = same.to(torch.float64)
-            self._numbers[2] = torch.maximum(self._numbers[2], same)
+        elif first is not None and kept is not None:
+            holds = (kept != 0).any()
+            same = (head == first).all() & (first != 0).any() & holds
+            repeated = same.to(torch.float64)
+            before = self._before[i]
+            before = before * holds if isinstance(before, torch.Tensor) or before else 0.0
+        self._pending[i] = _Pass(head, self._square(gradient), before, repeated)
+
+    @torch.no_grad()
+    def _count_pass(self, i: int) -> None:
+        seen, self._pending[i] = self._pending[i], None
+        if seen is None:
+            return
+        self._counts[i] += 1
+        self._before[i] = seen.before
+        if isinstance(seen.square, float):
+            self._on_host += seen.square
+        else:
+            self._numbers[1] += seen.square
+        if self._counts[i] == 1:
+            self._first[i] = seen.head
+        if seen.repeated is not None:
+            self._numbers[2] = torch.maximum(self._numbers[2], seen.repeated)
+
+    def _square(self, tensor: torch.Tensor) -> torch.Tensor | float:
+        square = None if self._native is None else self._native.sum_of_squares(tensor)
+        return _square(tensor) if square is None else square
 
 
 def _square(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,6 +20,11 @@ HASHED: Final = 2048
 INPUTS: Final = 4
 """Inputs that are hashed."""
 _HASH_RANGE: Final = 2**40
+_LARGEST: Final = 1e30
+"""Larger inputs count as this one: the sum of the products must be finite."""
+_ALSO_IN_NUMPY: Final = frozenset(
+    (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+)
 
 
 class ForwardInputs:
@@ -36,7 +43,9 @@ class ForwardInputs:
         generator = torch.Generator().manual_seed(1)
         weights = torch.rand(HASHED, generator=generator, dtype=torch.float64) + 0.5
         self._weights = weights.to(device) if hashes else None
-        self._hash = torch.full((), math.nan, dtype=torch.float64, device=device)
+        self._hash: torch.Tensor | float = math.nan
+        if device.type != "cpu":
+            self._hash = torch.full((), math.nan, dtype=torch.float64, device=device)
 
     @property
     def layers(self) -> int:
@@ -51,45 +60,78 @@ class ForwardInputs:
     def arm(self) -> None:
         """Observe the coming step."""
         self._armed, self.count, self.in_eval = True, 0, []
-        self._hash.fill_(math.nan)
+        if isinstance(self._hash, torch.Tensor):
+            self._hash.fill_(math.nan)
+        else:
+            self._hash = math.nan
 
     def disarm(self) -> None:
         """Ignore the coming steps."""
         self._armed = False
 
-    def hash(self) -> torch.Tensor:
-        """Return a whole number below 2**40 for the inputs of the first forward; NaN without."""
+    def hash(self) -> torch.Tensor | float:
+        """Return a whole number below 2**40 for the inputs of the first forward; NaN without.
+
+        It is on the device; a plain number on a CPU.
+        """
         return self._hash
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before every forward of a whole model."""
-        if not self._armed or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        self.count += 1
-        if self.count > 1:
+        if not self._armed:
             return
         try:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return
+            self.count += 1
+            if self.count > 1:
+                return
             self.in_eval = [layer for layer in self._layers if not layer.training]
             if self._hashes:
-                self._read_hash([*args, *kwargs.values()])
+                # Such as those of `torch.func`: they have no numbers yet.
+                with suppress(RuntimeError, TypeError, NotImplementedError):
+                    self._read_hash([*args, *kwargs.values()])
         except Exception as error:  # never into the forward pass of the user
             self.fault = error
 
     @torch.no_grad()
     def _read_hash(self, inputs: Iterable[Any]) -> None:
-        assert self._weights is not None
+        weights = self._weights
+        assert weights is not None
         tensors = [each for each in _flat(inputs) if type(each) is torch.Tensor and each.numel()]
-        total = torch.zeros_like(self._hash)
+        total: torch.Tensor | float = 0.0
         for number, tensor in enumerate(tensors[:INPUTS], start=1):
-            if tensor.is_complex() or tensor.is_sparse or tensor.device != total.device:
+            if tensor.is_complex() or tensor.is_sparse or tensor.device != weights.device:
                 continue
-            stride = max(1, tensor.numel() // HASHED)
-            values = tensor.detach().reshape(-1)[::stride][:HASHED].to(torch.float64)
-            total += number * (values * self._weights[: values.numel()]).nan_to_num().sum()
-        if tensors:
-            # The mantissa of the product is as good as random; keep 40 bits of it.
-            mantissa, _ = torch.frexp(total * math.pi)
+            total += number * _weighted(tensor.detach(), weights)
+        if not tensors:
+            return
+        # The mantissa of the product is as good as random; keep 40 bits of it.
+        if isinstance(self._hash, torch.Tensor):
+            mantissa, _ = torch.frexp(torch.as_tensor(total * math.pi, device=weights.device))
             self._hash.copy_((mantissa.abs() * _HASH_RANGE).floor())
+        else:
+            self._hash = float(math.floor(abs(math.frexp(float(total) * math.pi)[0]) * _HASH_RANGE))
+
+
+def _weighted(tensor: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | float:
+    """Return the sum of HASHED elements, spread evenly, times their weights.
+
+    A plain number on a CPU, where each operator of torch costs more than all of numpy's.
+    """
+    stride = max(1, tensor.numel() // HASHED)
+    if not tensor.is_cpu:
+        values = tensor.reshape(-1)[::stride][:HASHED].to(torch.float64)
+        finite = values.nan_to_num(0.0, 1.0, -1.0).clamp(-_LARGEST, _LARGEST)
+        return (finite * weights[: values.numel()]).sum()
+    if tensor.dtype not in _ALSO_IN_NUMPY:
+        tensor = tensor.reshape(-1)[::stride][:HASHED].to(torch.float64)
+        stride = 1
+    on_host = tensor.numpy().reshape(-1)[::stride][:HASHED].astype(np.float64)
+    if not np.isfinite(on_host.sum()):
+        on_host = np.nan_to_num(on_host, nan=0.0, posinf=1.0, neginf=-1.0)
+        on_host = np.clip(on_host, -_LARGEST, _LARGEST)
+    return float((on_host * weights.numpy()[: len(on_host)]).sum())
 
 
 class ForwardHook(OwnHook):
@@ -98,8 +140,14 @@ class ForwardHook(OwnHook):
     def __init__(self, inputs: ForwardInputs) -> None:
         self._inputs = inputs
 
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._inputs.forward_begins(args, kwargs)
+    def __call__(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        try:
+            # A hook that is removed within the call of the module is still called, without kwargs.
+            self._inputs.forward_begins(args, kwargs or {})
+        except Exception as error:  # never into the forward pass of the user
+            self._inputs.fault = error
 
 
 def _flat(inputs: Iterable[Any]) -> Iterable[Any]:

@@ -15,6 +15,7 @@ from distmon.collect.signals.backward_passes import BackwardPasses
 from distmon.collect.signals.forward_inputs import ForwardHook, ForwardInputs
 from distmon.collect.signals.host_numbers import HostNumbers
 from distmon.collect.signals.weight_jumps import WeightJumps
+from distmon.native import NativeModule
 from distmon.sampling.plan import SamplePlan
 
 FIELDS: Final = (
@@ -37,6 +38,8 @@ FIELDS: Final = (
 )
 """Rank metrics of `take`. On an accelerator the first seven are those of the observation before."""
 _ON_DEVICE: Final = 7
+_MOST_FAULTS: Final = 3
+"""Observations in a row that may fail before the signals are disabled."""
 log = logging.getLogger("distmon")
 Readings = Callable[[], tuple[SamplePlan, torch.Tensor | None]]
 """Returns the plan, whose snapshot holds the sampled weights, and the rows of this observation."""
@@ -56,22 +59,33 @@ class StepSignals:
         hashes: bool = True,
         adaptive: float = math.nan,
         holds_all: bool = False,
+        native: NativeModule | None = None,
     ) -> None:
         """`optimizers`: the parameters of each; `names_of_parameters`: row by id of parameter.
 
-        `adaptive` and `holds_all` are sent as they are.
+        `adaptive` and `holds_all` are sent as they are; `native` is faster on a CPU.
         """
         self._constants = {"adaptive": adaptive, "holds_all": float(holds_all)}
-        self._backward = BackwardPasses(optimizers, device)
+        self._backward = BackwardPasses(optimizers, device, native)
         self._forward = ForwardInputs(models, device, hashes)
-        self._jumps = WeightJumps(readings()[0], matrices, device)
+        self._jumps = WeightJumps(readings()[0], matrices, device, native)
         self._readings = readings
         self._rows = names_of_parameters
         self._several = len(optimizers) > 1
         self._host = HostNumbers()
-        self._forwards_at_step: list[int] = []
+        self._passes_at_step: list[tuple[int, int]] = []
+        """Forwards and backward passes before each step of an optimizer."""
+        self.others_train = False
+        """Whether other models are trained in turn with this one, each with a monitor."""
         self._armed_step = 0
-        self._failed = False
+        self._faults = 0
+        self.switch_hooks: Callable[[bool], None] = lambda _: None
+        """Called with whether the forwards of the coming step are observed."""
+
+    @property
+    def armed(self) -> bool:
+        """Whether the coming step is observed."""
+        return self._armed_step > 0
 
     @property
     def forward_hook(self) -> Callable[..., None]:
@@ -80,20 +94,23 @@ class StepSignals:
 
     def step_begins(self, coming: int, next_observation: int) -> None:
         """Arm the hooks when the coming step is observed, else remove them."""
-        if coming == next_observation and not self._failed:
-            self._armed_step, self._forwards_at_step = coming, []
+        if coming == next_observation and self._faults < _MOST_FAULTS:
+            self._armed_step, self._passes_at_step = coming, []
             try:
                 self._backward.arm()
                 self._forward.arm()
+                self.switch_hooks(True)
             except Exception as error:
-                self._give_up(error)
+                self._fail(error)
         elif self._armed_step:
             self.close()
+        else:
+            self.switch_hooks(False)
 
     def optimizer_begins(self) -> None:
         """Note that an optimizer steps."""
         if self._armed_step and self._several:
-            self._forwards_at_step.append(self._forward.count)
+            self._passes_at_step.append((self._forward.count, self._backward.count))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -106,28 +123,29 @@ class StepSignals:
         fields = dict.fromkeys(FIELDS, math.nan)
         step = self._armed_step
         self.close()
-        fault = self._backward.fault or self._forward.fault
         try:
+            fault = self._backward.fault or self._forward.fault
             if fault is not None:
                 raise fault
-            return fields | self._fields(step) if step else fields
+            if step:
+                fields |= self._fields(step)
+                self._faults = 0
         except Exception as error:
-            self._give_up(error)
-            return fields
+            self._fail(error)
+        return fields
 
-    def _give_up(self, error: Exception) -> None:
-        self._failed = True
+    def _fail(self, error: Exception) -> None:
+        self._faults += 1
         self.close()
-        log.warning("distmon: step signals failed (%r); continuing without them", error)
+        self._backward.fault = self._forward.fault = None
+        if self._faults == 1:
+            log.warning("distmon: step signals failed (%r); continuing without them", error)
 
     def _fields(self, step: int) -> dict[str, float]:
         fields: dict[str, float] = {}
         passes, forwards = self._backward, self._forward
         jump = self._jumps.compare(step, *self._readings())
-        unknown = torch.full((3,), math.nan, dtype=torch.float64, device=passes.numbers().device)
-        numbers = self._host.exchange(
-            torch.cat([passes.numbers(), forwards.hash()[None], unknown if jump is None else jump])
-        )
+        numbers = self._numbers(jump)
         if numbers is not None:
             fields |= dict(zip(FIELDS[:_ON_DEVICE], numbers, strict=True))
         seen = bool(passes.known and passes.count)
@@ -144,14 +162,33 @@ class StepSignals:
             fields["batchnorm_layers"] = float(forwards.batchnorm_layers)
             fields["eval_layer_row"] = float(self._first_row(forwards.in_eval))
         fields |= self._constants
-        fields["alternating"] = float(len(set(self._forwards_at_step)) > 1)
+        fields["alternating"] = float(self._alternates())
         return fields
+
+    def _alternates(self) -> bool:
+        """Return whether optimizers take turns: with forwards or backward passes between them."""
+        forwards = {forward for forward, _ in self._passes_at_step}
+        # Optimizers that run within a backward pass step before it has reached what is hooked.
+        backwards = {backward for _, backward in self._passes_at_step if backward}
+        return self.others_train or len(forwards) > 1 or len(backwards) > 1
+
+    def _numbers(self, jump: torch.Tensor | list[float] | None) -> list[float] | None:
+        """Return the first fields, as far as they are on the host."""
+        passes, batch = self._backward.numbers(), self._forward.hash()
+        if isinstance(batch, float):
+            found = [math.nan] * 3 if jump is None else [float(number) for number in jump]
+            return [*passes.tolist(), batch, *found]
+        device = passes.device
+        unknown = torch.full((3,), math.nan, dtype=torch.float64, device=device)
+        where = unknown if jump is None else torch.as_tensor(jump, device=device)
+        return self._host.exchange(torch.cat([passes, batch[None], where]))
 
     def close(self) -> None:
         """Remove the hooks of the parameters."""
         self._armed_step = 0
         self._backward.disarm()
         self._forward.disarm()
+        self.switch_hooks(False)
 
     def _first_row(self, layers: Sequence[nn.Module]) -> int:
         """Return the row of the first weight in these layers; -1 when they have none."""

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from csrc_triton.row_layout import GROUPS, SUM
+from distmon.device import to_device
+from distmon.native import NativeModule
 from distmon.probe.plan_rows import rows_by_parameter
 from distmon.sampling.plan import SamplePlan
 
@@ -25,34 +27,85 @@ _FLOOR: Final = 0.05
 class WeightJumps:
     """Keeps a part of the sample and finds the matrix that went farthest beyond its updates."""
 
-    def __init__(self, plan: SamplePlan, matrices: list[int], device: torch.device) -> None:
-        """`matrices`: the parameters that are compared."""
+    def __init__(
+        self,
+        plan: SamplePlan,
+        matrices: list[int],
+        device: torch.device,
+        native: NativeModule | None = None,
+    ) -> None:
+        """`matrices`: the parameters that are compared; `native` compares faster on a CPU."""
+        self._native = native if device.type == "cpu" else None
+        self._matrices = np.array(matrices, dtype=np.int64)
+        self._lay_out(plan)
+
+    def _lay_out(self, plan: SamplePlan) -> None:
+        """Find the kept elements in the snapshot of `plan`, and begin anew."""
+        self._plan, device = plan, plan.device
         rows = rows_by_parameter(plan, len(plan.names))
-        picked = []
-        self._rows = [row for row in matrices if rows.widths[row] > 1]
-        for row in self._rows:
-            width = int(rows.widths[row])
-            at = np.unique(np.linspace(0, width - 1, min(KEPT, width)).astype(np.int64))
-            picked.append(int(rows.starts[row]) + at)
-        index = np.concatenate(picked) if picked else np.zeros(0, np.int64)
-        owner = np.repeat(np.arange(len(picked)), [len(at) for at in picked])
-        self._index = torch.from_numpy(index).to(device)
-        self._owner = torch.from_numpy(owner).to(device)
-        self._matrix_rows = torch.tensor(self._rows, dtype=torch.int64, device=device)
+        compared = self._matrices
+        compared = compared[rows.widths[compared] > 1]
+        self._rows = compared.tolist()
+        widths = rows.widths[compared].astype(np.int64)
+        count = np.minimum(KEPT, widths)
+        number = np.arange(KEPT)
+        spread = number * (widths - 1)[:, None] // np.maximum(count - 1, 1)[:, None]
+        owner, at = np.nonzero(number < count[:, None])
+        index = rows.starts[compared][owner] + spread[owner, at]
+        self._begins = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+        self._host = index, compared
+        self._kept = np.zeros(len(index)), np.zeros(len(compared))
+        self._index = to_device(torch.from_numpy(index), device)
+        self._owner = to_device(torch.from_numpy(owner), device)
+        self._matrix_rows = to_device(torch.from_numpy(compared), device)
         self._before: torch.Tensor | None = None
         self._ratio_before: torch.Tensor | None = None
         self._step = 0
+        self._began = False
 
-    @torch.no_grad()
     def compare(
         self, step: int, plan: SamplePlan, sums: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor | list[float] | None:
         """Return [relative distance, expected distance, row] of the farthest; None at first.
 
         `plan.snapshot` holds the sample before this step, `sums` the rows of this observation.
         """
+        if plan is not self._plan:  # a parameter was replaced: slots have moved
+            self._lay_out(plan)
         if not self._rows or sums is None:
             return None
+        if self._native is not None and sums.is_cpu:
+            return self._compare_on_host(step, plan, sums, self._native)
+        return self._compare_on_device(step, plan, sums)
+
+    def _compare_on_host(
+        self, step: int, plan: SamplePlan, sums: torch.Tensor, native: NativeModule
+    ) -> list[float] | None:
+        (index, rows), (before, ratios) = self._host, self._kept
+        steps, self._step = step - self._step, step
+        first, self._began = not self._began, True
+        found = native.farthest_jump(
+            plan.snapshot.numel(),
+            len(rows),
+            len(index),
+            len(sums),
+            plan.snapshot.element_size(),
+            steps,
+            _FLOOR,
+            plan.snapshot.numpy(),
+            self._begins,
+            index,
+            rows,
+            sums.numpy(),
+            before,
+            ratios,
+        )
+        return None if first or steps <= 0 else found
+
+    @torch.no_grad()
+    def _compare_on_device(
+        self, step: int, plan: SamplePlan, sums: torch.Tensor
+    ) -> torch.Tensor | None:
         now = plan.snapshot[self._index].to(torch.float64)
         first = SUM["u_sq0"], SUM["w_sq0"]
         update, weight = (sums[self._matrix_rows, at : at + GROUPS].sum(1) for at in first)

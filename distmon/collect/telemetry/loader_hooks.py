@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -38,6 +39,14 @@ class LoaderHook:
                 self._iterators.__next__ = replaced.__wrapped__
 
 
+def _enter(phases: Mapping[PhaseClock, str]) -> None:
+    for clock, phase in phases.items():
+        try:
+            clock.enter(phase)
+        except Exception as error:  # never into the training loop
+            clock.fault = error
+
+
 def _timed(original: Any) -> Any:
     clocks: list[PhaseClock] = []
     training_thread = threading.get_ident()
@@ -46,14 +55,12 @@ def _timed(original: Any) -> Any:
     def __next__(iterator: Any) -> Any:
         if threading.get_ident() != training_thread:  # a loader that another thread reads ahead
             return original(iterator)
-        before = [(clock, clock.phase) for clock in clocks if clock.phase != EVALUATION]
-        for clock, _ in before:
-            clock.enter("data")
+        before = {clock: clock.phase for clock in clocks if clock.phase != EVALUATION}
+        _enter(dict.fromkeys(before, "data"))
         try:
             return original(iterator)
         finally:
-            for clock, phase in before:
-                clock.enter(phase)
+            _enter(before)
 
     setattr(__next__, _CLOCKS, clocks)
     return __next__

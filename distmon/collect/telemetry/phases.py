@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -18,11 +18,17 @@ import torch
 
 from distmon.device import DeviceMark, is_accelerator, is_capturing
 from distmon.metrics import OWN_PHASES, PHASES
+from distmon.native import IdleLane
 
 STEPS: Final = 32
 """Number of steps before an observation that are measured."""
+MOST_SPANS: Final = 10_000
+"""Phases of one step that are kept; a step with more is left out."""
 EVALUATION: Final = "evaluation"
 """Phase of an evaluation until the next training forward; its time counts as `other`."""
+_NAMES: Final = (*PHASES, EVALUATION)
+PHASE_NUMBERS: Final = {name: i for i, name in enumerate(_NAMES)}
+_OTHER: Final = PHASE_NUMBERS["other"]
 
 
 class StreamMark(DeviceMark):
@@ -61,11 +67,30 @@ class PhaseClock:
         self._named = False
         self._broken = False
         self._stopped = False
+        self.lane: IdleLane | None = None
+        """Notes the marks instead, while it counts the steps."""
+        self.switch_hooks: Callable[[bool], None] = lambda _: None
+        """Called at the end of a step with whether the coming one is measured."""
+        self.fault: Exception | None = None
+        """What failed in a hook since the last `step_done`, which drops that step and raises it."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the coming step is measured."""
+        return self._active
+
+    def until(self, observed: int) -> int:
+        """Return the step up to which the clock stays active, or inactive, as it is now.
+
+        `observed` is the next observed step.
+        """
+        return observed if self._active else observed - STEPS + 1
 
     @property
     def phase(self) -> str:
         """The current phase."""
-        return self._phase
+        number = -1 if self.lane is None else self.lane.phase()
+        return self._phase if number < 0 else _NAMES[number]
 
     def stop(self) -> None:
         """Measure nothing more."""
@@ -74,9 +99,21 @@ class PhaseClock:
 
     def enter(self, phase: str) -> None:
         """Begin a new phase; ignored inside `named`, and when it is the current one."""
-        if not self._active or self._named or phase == self._phase:
+        if not self._active or self._named:
             return
-        self._switch(phase)
+        if self.lane is not None and self.lane.mark(PHASE_NUMBERS.get(phase, _OTHER)):
+            return
+        if phase != self._phase:
+            self._switch(phase, self._mark())
+
+    def take_in(self, marks: Sequence[tuple[int, float]]) -> None:
+        """Take in the phases of steps that the lane has counted, and the ends of these steps."""
+        for number, at in marks:
+            if number >= 0:
+                self._switch(_NAMES[number], at)
+            else:
+                self._switch("other", at)
+                self._end_step()
 
     @contextmanager
     def named(self, phase: str) -> Iterator[None]:
@@ -85,29 +122,31 @@ class PhaseClock:
             yield
             return
         before = self._phase
-        self._switch(phase)
+        self._switch(phase if isinstance(phase, str) else "other", self._mark())
         self._named = True
         try:
             yield
         finally:
             self._named = False
             if self._active:
-                self._switch(before)
+                self._switch(before, self._mark())
 
     def step_done(self, coming: int, observed: int) -> None:
         """End a step; `coming` is the next step, `observed` the next observed step."""
+        fault, self.fault = self.fault, None
         if self._active:
-            self._switch("other")
-            if not self._broken:
-                self._steps.append(self._spans)
-            self._spans, self._broken = [], False
-            del self._steps[:-STEPS]
+            self._switch("other", self._mark())
+            self._broken |= fault is not None
+            self._end_step()
         self._active = observed - coming < STEPS and not self._stopped
         if self._active and self._since is None:
             self._since = self._mark()
         elif not self._active:
             self._since = None
         self._phase = "other"
+        self.switch_hooks(self._active)
+        if fault is not None:
+            raise fault
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase over the steps since the last call; empty without any.
@@ -118,14 +157,14 @@ class PhaseClock:
         the first quartile: a straggler is slow in nearly all steps. That of backward is NaN unless
         communication was measured separately in every step.
         """
-        found, waiting = [], []
-        for spans in self._steps:
+        steps, self._steps = self._steps, []  # what raises here is not taken again
+        found = []
+        for spans in steps:
             seconds = _seconds_of(spans)
             if seconds is None:
-                waiting.append(spans)
+                self._steps.append(spans)
             else:
                 found.append(seconds)
-        self._steps = waiting
         if not found:
             return {}
         count, times = len(found), np.sort(np.array(found), axis=0)
@@ -137,10 +176,17 @@ class PhaseClock:
             telemetry["backward_floor_seconds"] = math.nan
         return telemetry
 
-    def _switch(self, phase: str) -> None:
-        now = self._mark()
+    def _end_step(self) -> None:
+        if not self._broken:
+            self._steps.append(self._spans)
+        self._spans, self._broken = [], False
+        del self._steps[:-STEPS]
+
+    def _switch(self, phase: str, now: Mark) -> None:
         self._broken |= now is None
-        if self._since is not None and now is not None:
+        if len(self._spans) >= MOST_SPANS:
+            self._broken, self._spans = True, []
+        if self._since is not None and now is not None and not self._broken:
             self._spans.append((self._phase, self._since, now))
         self._phase, self._since = phase, now
 

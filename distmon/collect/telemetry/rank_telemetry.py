@@ -59,6 +59,11 @@ class RankTelemetry:
         self.steps = StepClock()
         self.phases = PhaseClock(marks_for(device))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is measured in the coming step but its time."""
+        return not self.utilization.wanted and (self.signals is None or not self.signals.armed)
+
     def optimizer_begins(self) -> None:
         """Begin the phase `optimizer`; called before an optimizer steps."""
         self.phases.enter("optimizer")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from math import isfinite
 
 from distmon.collect.telemetry.mfu.counting import UsefulFlops
 from distmon.collect.telemetry.mfu.peaks import Peak
@@ -81,17 +79,3 @@ class Utilization:
             return {"flops_per_token": 0.0, "peak_flops": 0.0}
         known = self.mfu.provenance
         return {"flops_per_token": known.flops.value, "peak_flops": known.peak.flops}
-
-
-def mfu_metrics(
-    flops: float, peak: float, known: Mapping[str, float], devices: int
-) -> dict[str, float]:
-    """Return `performance/mfu`, or `performance/mfu_over_limit` for a value above 1.
-
-    `flops` per token and the `peak` of one device are 0 while they are unknown.
-    """
-    rate = known.get("performance/tokens_per_second", 0.0)
-    if not (flops > 0 and peak > 0 and isfinite(rate) and rate > 0 and devices > 0):
-        return {}
-    value = flops * rate / (devices * peak)
-    return {"performance/mfu" if value <= 1 else "performance/mfu_over_limit": value}

@@ -19,7 +19,10 @@ class Following:
         self._hooks: list[RemovableHandle] = []
         for optimizer in report.optimizers:
             begins, ends = _Call(report.optimizer_begins), _Call(report.optimizer_stepped)
-            self._hooks.append(optimizer.register_step_pre_hook(begins))
+            hook = optimizer.register_step_pre_hook(begins)
+            hooks: Any = optimizer._optimizer_step_pre_hooks
+            hooks.move_to_end(hook.id, last=False)
+            self._hooks.append(hook)
             self._hooks.append(optimizer.register_step_post_hook(ends))
         self._signals.begin()
         report.monitor.remove_at_close(self)

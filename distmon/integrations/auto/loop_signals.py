@@ -2,8 +2,10 @@
 
 - loss: in `torch.autograd.backward`, which `loss.backward()` calls; without the scale of a
   `GradScaler`
-- total gradient norm: in `torch.nn.utils.clip_grad_norm_`, between the norm and the clipping
+- total gradient norm: in `torch.nn.utils.clip_grad_norm_`, between the norm and the clipping;
+  in a wrapper's method of that name, after it
 - skipped step: in `GradScaler.step`, when the optimizer has not stepped in it
+- gradients cleared: in `Optimizer.zero_grad`
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from distmon.integrations.patches import Patches
+from distmon.layout.own_clipping import wrappers_that_clip
 
 _UNSCALED: Final = "_distmon_unscaled"
 """Attribute of a scaled loss: the loss before scaling."""
@@ -30,12 +33,15 @@ class Listener(Protocol):
     def grad_norm(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
         """The gradients of `parameters` are about to be clipped; `norm` is their total norm."""
 
+    def gradients_cleared(self, optimizer: Any) -> None:
+        """`optimizer.zero_grad()` was called."""
+
     def scaler_stepped(self, optimizer: Any) -> None:
         """A `GradScaler` has stepped `optimizer`, or skipped its step."""
 
 
 class LoopSignals:
-    """Replaces four functions of torch while it listens; `end` restores them."""
+    """Replaces a few functions of torch while it listens; `end` restores them."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -50,8 +56,11 @@ class LoopSignals:
             for name in ("_clip_grads_with_norm_", "clip_grads_with_norm_"):
                 if hasattr(owner, name):
                     patch(owner, name, lambda _: clip)
+        for wrapper in wrappers_that_clip():
+            patch(wrapper, "clip_grad_norm_", self._in_own_clipping)
         patch(torch.amp.GradScaler, "scale", self._in_scaling)
         patch(torch.amp.GradScaler, "step", self._in_scaler_step)
+        patch(torch.optim.Optimizer, "zero_grad", self._in_clearing)
 
     def end(self) -> None:
         """Stop listening."""
@@ -78,6 +87,24 @@ class LoopSignals:
             return original(given, max_norm, total_norm, *args, **kwargs)
 
         return clip
+
+    def _in_own_clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clip_grad_norm_(model: Any, *args: Any, **kwargs: Any) -> Any:
+            norm = original(model, *args, **kwargs)
+            self._listener.grad_norm([*model.parameters()], norm)
+            return norm
+
+        return clip_grad_norm_
+
+    def _in_clearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._listener.gradients_cleared(optimizer)
+            return original(optimizer, *args, **kwargs)
+
+        return zero_grad
 
     def _in_scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

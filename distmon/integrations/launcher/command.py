@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from distmon.config import load_config
 from distmon.errors import ConfigError
+from distmon.untrusted.documents import parse_yaml
 
 PREFIX: Final = "--distmon."
 VARIABLE: Final = "_DISTMON_RUN"
@@ -82,19 +83,36 @@ def run(arguments: Sequence[str]) -> None:
     overrides = dict(command.settings)
     config = overrides.pop("config", None)
     load_config(config, overrides)  # a mistake is reported before anything starts
-    if not command.is_module and not Path(command.script[0]).is_file():
-        raise ConfigError(f"there is no script {command.script[0]}")
+    options = parser.parse_args([*command.launcher, *command.script])
+    script = Path(command.script[0])
+    program = None if command.is_module or script.suffix == ".py" else shutil.which(script)
+    if not (command.is_module or options.no_python or script.is_file() or program):
+        raise ConfigError(f"there is no script {script}")
     config = None if config is None else str(Path(config).absolute())
     os.environ[VARIABLE] = json.dumps({"config": config, "overrides": overrides})
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *([others] if others else [])])
-    module = ["-m"] if command.is_module else []
+    sys.stdout.flush()
     if command.launcher:
-        options = parser.parse_args([*command.launcher, *module, *command.script])
+        options.module = command.is_module
         record(torchrun.run)(options)  # prints which rank failed, as torchrun does
+    elif program:  # python, torchrun, accelerate, deepspeed, ...: what it starts is monitored
+        os.execv(program, command.script)
     else:
         # Not torchrun: it sets RANK also for a single process, and scripts branch on that.
-        os.execv(sys.executable, [sys.executable, *module, *command.script])
+        python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+        os.execv(sys.executable, [*python, *(["-m"] if command.is_module else []), *command.script])
+
+
+def leave_children_alone() -> None:
+    """Remove from the environment what lets processes that are started from here be monitored."""
+    if os.environ.pop(VARIABLE, None) is None:
+        return
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if others := [entry for entry in entries if entry != str(BOOTSTRAP)]:
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
+    else:
+        os.environ.pop("PYTHONPATH", None)
 
 
 def _set(settings: dict[str, Any], key: str, text: str) -> None:
@@ -109,8 +127,8 @@ def _set(settings: dict[str, Any], key: str, text: str) -> None:
 
 def _value(key: str, text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text)
+    except ValueError:
         raise ConfigError(f"{PREFIX}{key}: cannot read the value {text!r} as YAML") from None
     if isinstance(value, str):
         with contextlib.suppress(ValueError):  # YAML 1.1 takes 1e-3 for text

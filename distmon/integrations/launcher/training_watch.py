@@ -7,8 +7,8 @@ import functools
 import json
 import logging
 import os
+import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +25,13 @@ from torch.utils.hooks import RemovableHandle
 from distmon.attach import attach, is_engine
 from distmon.config import MonitorConfig, load_config
 from distmon.integrations.auto.loop_signals import LoopSignals
-from distmon.integrations.auto.step_report import AutoStep
-from distmon.integrations.launcher.command import VARIABLE
+from distmon.integrations.launcher.command import VARIABLE, leave_children_alone
+from distmon.integrations.launcher.followed_model import (
+    FollowedModel,
+    RunFolders,
+    Start,
+    steps_taken,
+)
 from distmon.integrations.launcher.model_search import ModelSearch
 from distmon.integrations.launcher.rendezvous import (
     all_ranks_meet,
@@ -35,7 +40,7 @@ from distmon.integrations.launcher.rendezvous import (
 )
 from distmon.integrations.patches import Patches
 from distmon.monitor import Monitor
-from distmon.runs.run_names import new_run_path
+from distmon.untrusted.terminal import terminal
 
 log = logging.getLogger("distmon")
 
@@ -62,15 +67,18 @@ def _settings() -> MonitorConfig:
 class TrainingWatch:
     """Listens to torch in one process. A fault in it is logged once, and ends the watching."""
 
-    def __init__(self, settings: MonitorConfig) -> None:
+    def __init__(self, settings: MonitorConfig, console: Console | None = None) -> None:
         self._settings = settings
+        self._console = console or terminal(stderr=True)
         self._search = ModelSearch()
-        self._steps: list[AutoStep] = []
+        self._followed: list[FollowedModel] = []
+        self._meetings = 0
         self._patches = Patches()
         self._signals = LoopSignals(self)
         self._looking: RemovableHandle | None = None
+        self._ignored_warning: Any = None
         self._hooks: list[RemovableHandle] = []
-        self._folder: Path | None = None
+        self._folders = RunFolders(settings.run_dir)
         self._stepping: Any = None
         self._ended = not settings.enabled
         self._pid = os.getpid()
@@ -89,14 +97,18 @@ class TrainingWatch:
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forget)
 
+    @property
+    def monitors(self) -> list[Monitor]:
+        """The open monitors, in the order in which they were attached."""
+        return [followed.step.monitor for followed in self._followed]
+
     def close(self) -> None:
         """Close the monitors; a child process that was forked leaves them alone."""
         if os.getpid() != self._pid:
             return
-        steps, self._steps = self._steps, []
-        for step in steps:
-            step.monitor.close()
-        if not steps and not self._ended and self._search.optimizers:
+        for followed in [*self._followed]:
+            followed.close()
+        if not self._meetings and not self._ended and self._search.optimizers:
             names = sorted({type(each).__name__ for each in self._search.optimizers})
             self._say(f"no monitor was attached: no module has all parameters of {names}")
         self._end()
@@ -126,6 +138,9 @@ class TrainingWatch:
         # A global hook costs a microsecond for every module call, so it is there only while a
         # model is searched for.
         if self._looking is None:
+            # torch.compile warns of global hooks; this one is gone before anything is traced.
+            warnings.filterwarnings("ignore", "Using `torch.compile.* global hooks on modules")
+            self._ignored_warning = warnings.filters[0]
             self._looking = register_module_forward_pre_hook(self._on_call)
 
     def _on_call(self, module: nn.Module, _: Any) -> None:
@@ -138,37 +153,42 @@ class TrainingWatch:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._stepping = optimizer
-        for step in self._steps:
-            step.optimizer_begins(optimizer)
+        for followed in [*self._followed]:  # a step that is stopped by a rule ends its monitor
+            followed.step.optimizer_begins(optimizer)
         # Not in the first step of a closure, which has not called the model yet.
         if self._search.has_called:
             self._guarded(lambda: self._attach_late(optimizer))
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self._stepping = None
         if self._search.optimizers:
-            self._guarded(lambda: self._attach_late(optimizer))
-        for step in self._steps:
-            step.optimizer_stepped(optimizer)
+            self._guarded(lambda: self._attach_late(optimizer, has_stepped=True))
+        self._stepping = None
+        for followed in [*self._followed]:
+            followed.step.optimizer_stepped(optimizer)
 
     def loss(self, value: torch.Tensor) -> None:
         """Pass a loss on to all monitors; see `LoopSignals`."""
-        for step in self._steps:
-            step.loss(value)
+        for followed in self._followed:
+            followed.step.loss(value)
 
     def grad_norm(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
         """Pass a gradient norm on to all monitors."""
-        for step in self._steps:
-            step.grad_norm(parameters, norm)
+        for followed in self._followed:
+            followed.step.grad_norm(parameters, norm)
+
+    def gradients_cleared(self, optimizer: Any) -> None:
+        """Pass on that gradients were cleared."""
+        for followed in self._followed:
+            followed.step.gradients_cleared(optimizer)
 
     def scaler_stepped(self, optimizer: Any) -> None:
         """Pass a step of a scaler on to all monitors."""
-        for step in self._steps:
-            step.scaler_stepped(optimizer)
+        for followed in [*self._followed]:
+            followed.step.scaler_stepped(optimizer)
 
     # -- attaching -------------------------------------------------------------------------------
 
-    def _attach_late(self, optimizer: Any) -> None:
+    def _attach_late(self, optimizer: Any, has_stepped: bool = False) -> None:
         """Attach at a step of an optimizer whose root was not called as a module."""
         if not ranks_are_known() or all(o is not optimizer for o in self._search.optimizers):
             return
@@ -180,43 +200,51 @@ class TrainingWatch:
                 self._say(f"{type(optimizer).__name__} trains no module and is not monitored")
                 return
             root = nn.ModuleDict({_name_of(m, i): m for i, m in enumerate(called)})
-        self._attach(root)
+        self._attach(root, has_stepped)
 
-    def _attach(self, root: nn.Module) -> None:
+    def _attach(self, root: nn.Module, has_stepped: bool = False) -> None:
         optimizers = self._search.trained_in(root)
         self._leave(optimizers)
-        if is_side_process() or any(map(_has_monitor, optimizers)):
+        if any(map(_has_monitor, optimizers)):
             return
-        if not all_ranks_meet(len(self._steps)):
+        if is_side_process():
+            self._say("a child process that is not a rank trains; it is not monitored")
+            self._end()
+            return
+        earlier = next((f for f in self._followed if f.is_of(root)), None)
+        start = Start(steps_taken(optimizers) - has_stepped) if earlier is None else earlier.end()
+        optimizers = [*(earlier.still_needed(optimizers) if earlier else ()), *optimizers]
+        self._meetings += 1
+        agreed = all_ranks_meet(self._meetings, start.to_json())
+        if agreed is None:
             self._say(f"{type(root).__name__} is not monitored: not every rank trains it")
             return
-        options: dict[str, Any] = {"console": Console(stderr=True)}
-        if self._settings.run_dir is None or self._steps:
-            options["run_dir"] = self._run_dir()
-        monitor = attach(root, optimizers, self._settings, **options)
+        folder = self._folders.new() if earlier is None else earlier.folder
+        monitor = attach(root, optimizers, self._settings, console=self._console, run_dir=folder)
         if isinstance(monitor, Monitor):
-            step = AutoStep(monitor, optimizers)
+            step = Start.from_json(agreed).begin(monitor, optimizers)
             if self._stepping is not None:  # the model is called by the closure of an optimizer
                 step.optimizer_begins(self._stepping)
-            self._steps.append(step)
+            self._followed.append(FollowedModel(root, step, folder, self._followed))
+            if len(self._followed) > 1:
+                self._note_turns()
+            leave_children_alone()
             atexit.unregister(self.close)
             atexit.register(self.close)  # before what the monitor has registered
 
-    def _run_dir(self) -> Path | None:
-        """Return the folder of the next monitor: numbered after the first one."""
-        if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
-            return None
-        if self._folder is None:
-            self._folder = self._settings.run_dir or new_run_path()
-        if not self._steps:
-            return self._folder
-        return self._folder.with_name(f"{self._folder.name}-model{len(self._steps) + 1}")
+    def _note_turns(self) -> None:
+        """Several models take turns, as in a GAN: their losses need not fall."""
+        for monitor in self.monitors:
+            if (signals := monitor.telemetry.signals) is not None:
+                signals.others_train = True
 
     def _leave(self, optimizers: list[Any]) -> None:
         self._search.remove(optimizers)
         if not self._search.optimizers and self._looking is not None:
             self._looking.remove()
             self._looking = None
+            if self._ignored_warning in warnings.filters:
+                warnings.filters.remove(self._ignored_warning)  # type: ignore[attr-defined]
 
     def _guarded(self, function: Callable[[], None]) -> None:
         """Call a function; when it fails, watch nothing more and let the training go on."""
@@ -232,7 +260,7 @@ class TrainingWatch:
 
     def _forget(self) -> None:
         """Leave a forked child alone: its monitors belong to the parent."""
-        self._steps = []
+        self._followed.clear()
         self._end()
 
     def _end(self) -> None:
@@ -247,8 +275,12 @@ class TrainingWatch:
 
 def _has_monitor(optimizer: Any) -> bool:
     """Return whether the script has attached a monitor itself."""
-    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {})
-    return any(str(getattr(h, "__module__", "")).startswith("distmon.") for h in hooks.values())
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+    # A compiled hook is a method of a type of the native module and has no module of its own.
+    homes = [
+        (getattr(h, "__module__", ""), type(getattr(h, "__self__", h)).__module__) for h in hooks
+    ]
+    return any(str(home).startswith("distmon") for pair in homes for home in pair)
 
 
 def _name_of(module: nn.Module, number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -18,6 +19,13 @@ Verdict = Literal["better", "worse", "higher", "lower", "within noise", "too few
 WINDOW: Final = 0.2
 """The last part of what both runs have, by steps or tokens."""
 MOST_BINS: Final = 500
+SMALL_PART: Final = 1e-3
+"""Of the fall of a loss; set beforehand, not on any runs."""
+PARTS: Final = 5
+"""Parts of a run whose means are compared with each other, about as long as the window."""
+DRIFTS: Final = 3.0
+"""How many times its own change, in logarithms, a run may differ from another one by chance: chosen
+on six runs of `benchmarks.compare_noise`, checked on six others."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +38,28 @@ class Quantity:
     better: Better = ""
     least: float = 0.0
     """A relative change below this is noise whatever the interval says."""
+    is_steady: bool = False
+    """Stays the same through a run unless the machine does something else: a change that is not
+    beyond what either run changes by itself is noise."""
+    falls: bool = False
+    """Falls through a run: a difference that is nothing next to the fall is noise, though it may be
+    a large part of what is left."""
 
 
 QUANTITIES: Final = (
-    Quantity("final_loss", "loss", "lower"),
-    Quantity("val_loss", "val_loss", "lower"),
+    Quantity("final_loss", "loss", "lower", falls=True),
+    Quantity("val_loss", "val_loss", "lower", falls=True),
     Quantity("grad_norm", "monitor/grad_norm"),
     Quantity("update_ratio", "monitor/update_ratio_median"),
     Quantity("param_norm", "monitor/param_norm", least=0.05),
     Quantity("gradient_gain", "gradient_monitor/mean_gain", least=0.05),
     Quantity("lr", "train/lr"),
-    Quantity("tokens_per_second", "performance/tokens_per_second", "higher", 0.02),
-    Quantity("step_seconds", "performance/step_seconds", "lower", 0.02),
-    Quantity("mfu", "performance/mfu", "higher", 0.02),
+    Quantity("tokens_per_second", "performance/tokens_per_second", "higher", 0.02, True),
+    Quantity("step_seconds", "performance/step_seconds", "lower", 0.02, True),
+    Quantity("mfu", "performance/mfu", "higher", 0.02, True),
     Quantity("peak_memory", "memory/peak_bytes", "lower", 0.01),
     Quantity("host_memory", "memory/rss_bytes", "lower", 0.01),
-    Quantity("monitor_fraction", "performance/monitor_fraction", "lower", 0.02),
+    Quantity("monitor_fraction", "performance/monitor_fraction", "lower", 0.02, True),
 )
 _ALIASES: Final = {"monitor/grad_norm": "train/unclipped_grad_norm"}
 """What logs of other tools have instead."""
@@ -84,11 +98,34 @@ def compare_quantities(first: ComparedRun, other: ComparedRun, axis: Axis) -> li
         if all(pair):
             paired = _paired(first, other, pair[0], pair[1], axis)
             if paired is not None:
-                found.append(_compared(quantity, *paired))
+                drift = max(map(own_drift, pair)) if quantity.is_steady else 0.0
+                fall = max(map(_fall, pair)) if quantity.falls else 0.0
+                found.append(_compared(quantity, *paired, drift, SMALL_PART * fall))
     return found
 
 
-def _compared(quantity: Quantity, a: NDArray[np.float64], b: NDArray[np.float64]) -> Compared:
+def own_drift(series: Series) -> float:
+    """Return the logarithm of the factor by which a run changes by itself, between its parts.
+
+    The beginning of the run is left out, where caches and allocators warm up.
+    """
+    values = np.array([series[step] for step in sorted(series)], np.float64)
+    values = values[np.isfinite(values)]
+    means = [
+        part.mean() for part in np.array_split(values[len(values) // 10 :], PARTS) if len(part)
+    ]
+    if not means or min(means) <= 0:
+        return 0.0
+    return math.log(max(means) / min(means))
+
+
+def _compared(
+    quantity: Quantity,
+    a: NDArray[np.float64],
+    b: NDArray[np.float64],
+    drift: float,
+    smallest: float,
+) -> Compared:
     base, other = float(a.mean()), float(b.mean())
     size = abs(base)
     change = (other - base) / size if size else 0.0
@@ -99,7 +136,12 @@ def _compared(quantity: Quantity, a: NDArray[np.float64], b: NDArray[np.float64]
         verdict = "equal"
     elif relative is None:
         verdict = "too few points"
-    elif relative[0] <= 0 <= relative[1] or abs(change) < quantity.least:
+    elif (
+        relative[0] <= 0 <= relative[1]
+        or abs(change) < quantity.least
+        or abs(other - base) < smallest
+        or _within_drift(base, other, drift)
+    ):
         verdict = "within noise"
     else:
         direction = "lower" if change < 0 else "higher"
@@ -108,6 +150,16 @@ def _compared(quantity: Quantity, a: NDArray[np.float64], b: NDArray[np.float64]
         else:
             verdict = "lower" if change < 0 else "higher"
     return Compared(quantity, base, other, change, relative, verdict, len(a))
+
+
+def _fall(series: Series) -> float:
+    """Return by how much a series has fallen since its first values."""
+    values = [series[step] for step in sorted(series) if math.isfinite(series[step])]
+    return max(0.0, float(np.mean(values[:5])) - float(np.mean(values[-5:]))) if values else 0.0
+
+
+def _within_drift(first: float, other: float, drift: float) -> bool:
+    return drift > 0 and first > 0 < other and abs(math.log(other / first)) <= DRIFTS * drift
 
 
 def _series(run: ComparedRun, metric: str) -> Series:

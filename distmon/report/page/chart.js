@@ -65,7 +65,7 @@ distmon.attemptMarks = function (view, colors) {
     })),
     annotations: attempts.map((each) => ({
       x: each.resumed_from, xref: "x", y: 1, yref: "paper", yanchor: "bottom", showarrow: false,
-      text: `attempt ${each.attempt}, from ${each.resumed_from}`, font: { size: 10, color: colors.faint },
+      text: `resumed from ${each.resumed_from}`, font: { size: 10, color: colors.faint },
     })),
   };
 };
@@ -82,7 +82,8 @@ distmon.layout = function (view, colors, extra = {}) {
     legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: 11 } },
     ...marks, ...extra,
     xaxis: { ...axis, title: { text: "step", standoff: 4, font: { size: 11 } }, range: distmon.range || (view ? distmon.span(view) : undefined), ...(extra.xaxis || {}) },
-    yaxis: { ...axis, ...(extra.yaxis || {}) },
+    // On a logarithmic axis more ticks would be digits on top of each other.
+    yaxis: { ...axis, ...((extra.yaxis || {}).type === "log" ? { nticks: 4 } : {}), ...(extra.yaxis || {}) },
     yaxis9: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
   };
 };
@@ -113,6 +114,7 @@ distmon.Chart = class {
 
   remove() {
     distmon.watcher.unobserve(this.node);
+    this.visible = false;
     distmon.charts = distmon.charts.filter((each) => each !== this);
     if (this.drawn) Plotly.purge(this.plot);
     this.node.remove();
@@ -182,13 +184,32 @@ distmon.show = function (range, except = null) {
 
 distmon.refresh = () => distmon.charts.forEach((chart) => chart.refresh());
 
+// One chart at a time, so that the first one is seen before the next ones are drawn.
+distmon.waiting = [];
+
+distmon.drawSoon = function (chart) {
+  if (distmon.waiting.includes(chart)) return;
+  distmon.waiting.push(chart);
+  if (distmon.waiting.length === 1) setTimeout(distmon.drawNext);
+};
+
+distmon.drawNext = function () {
+  const chart = distmon.waiting[0];
+  try {
+    if (chart.visible && (!chart.drawn || chart.stale)) chart.refresh();
+  } finally {
+    distmon.waiting.shift();
+    if (distmon.waiting.length) setTimeout(distmon.drawNext);
+  }
+};
+
 // Charts are drawn when they come near the window.
 distmon.watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     const chart = distmon.charts.find((each) => each.node === entry.target);
     if (!chart) continue;
     chart.visible = entry.isIntersecting;
-    if (chart.visible && (!chart.drawn || chart.stale)) chart.refresh();
+    if (chart.visible && (!chart.drawn || chart.stale)) distmon.drawSoon(chart);
   }
 }, { rootMargin: "300px" });
 

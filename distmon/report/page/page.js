@@ -7,13 +7,23 @@ distmon.cards = function (view) {
   const steps = [view.loss.steps.at(-1) ?? 0, view.scalars.steps.at(-1) ?? 0];
   const step = Math.max(...steps);
   const evaluated = view.evaluations.at(-1);
+  // The last known value, and the step that it is of where the run has gone on without one.
+  const newest = view.scalars.steps.at(-1);
+  const age = (tag, otherwise = "") => {
+    const at = distmon.lastIndex(view, tag);
+    return at >= 0 && view.scalars.steps[at] !== newest ? `at step ${view.scalars.steps[at]}; not known since` : otherwise;
+  };
+  const bad = view.loss.bad.at(-1), good = view.loss.steps.filter((_, i) => view.loss.mean[i] !== null).at(-1) ?? -1;
+  const loss = bad !== undefined && bad > good ? ["NaN or Inf", `since step ${view.loss.bad.find((each) => each > good)}`]
+    : last("train/step_loss_ema") === null ? [null, ""]
+      : [distmon.number(last("train/step_loss_ema"), 4), evaluated && evaluated.val_loss !== null ? `validation ${distmon.number(evaluated.val_loss, 4)}` : ""];
   const alerts = ["critical", "warning", "info"].map((each) => [each, view.alerts.filter((a) => a.severity === each).length]).filter(([, count]) => count);
   return [
     ["state", view.state.name, view.state.why],
     ["step", view.about.total_steps ? `${step} / ${view.about.total_steps}` : `${step}`, `${view.scalars.observations} observations`],
-    ["loss, averaged", last("train/step_loss_ema") === null ? null : distmon.number(last("train/step_loss_ema"), 4), evaluated ? `validation ${distmon.number(evaluated.val_loss, 4)}` : ""],
-    ["update ratio", show(last("monitor/update_ratio_median")), `median of ${view.params.total || view.about.parameters} parameters`],
-    ["gradient norm", show(last("monitor/grad_norm")), ""],
+    ["loss, averaged", ...loss],
+    ["update ratio", show(last("monitor/update_ratio_median")), age("monitor/update_ratio_median", `median of ${view.params.total || view.about.parameters} parameters`)],
+    ["gradient norm", show(last("monitor/grad_norm")), age("monitor/grad_norm")],
     ["tokens/s", show(last("performance/tokens_per_second")), last("performance/mfu") === null ? "" : `MFU ${share(last("performance/mfu"))}`],
     ["ranks", attempts.length ? `${attempts.at(-1).world_size}` : null, attempts.length > 1 ? `${attempts.length} attempts` : ""],
     ["alerts", `${view.alert_count}`, alerts.map(([name, count]) => `${count} ${name}`).join(", ")],
@@ -106,6 +116,8 @@ distmon.runPage = function (view, main) {
       chart("Norm of all weights", "No weights were measured.", (colors) => distmon.normChart(view, colors, "monitor/param_norm", "monitor/param_norm_stderr", "weights")),
       chart("Updates lost to rounding", "Nothing was measured.", lines([["monitor/update_lost_fraction", "share of elements with a gradient that did not move, %", 100]], { yaxis: { rangemode: "tozero" } })),
       ...(view.tasks.steps.length ? [chart("Gradient norm of each task", "No task losses were reported.", (colors) => distmon.taskChart(view, colors))] : []))),
+    ...(view.inside ? [section("inside", "Inside the model", charts(
+      ...Object.keys(view.inside).map((key) => chart(key.replace("/", ": ").replaceAll("_", " "), "Nothing was measured.", (colors) => distmon.insideChart(view, colors, key), { height: 280 }))))] : []),
     section("speed", "Speed and devices", charts(
       chart("Where a step's time goes, ms", "No phases were measured.", (colors) => distmon.phaseChart(view, colors)),
       chart("Tokens per second", "No tokens were reported: pass them to monitor.step(tokens=...).", lines([["performance/tokens_per_second", "tokens/s"]], { yaxis: { rangemode: "tozero", exponentformat: "SI" } })),

@@ -103,8 +103,25 @@ distmon.gainChart = function (view, colors) {
   };
   return {
     traces: [trace, ...distmon.alertTraces(view, colors, true)],
-    layout: distmon.layout(view, colors, { yaxis: { ...distmon.rowTicks(grid.labels, 0, grid.labels.length), autorange: "reversed" } }),
+    layout: distmon.layout(view, colors, { yaxis: { ...distmon.rowTicks(grid.labels, 0, grid.labels.length, 14), autorange: "reversed" } }),
     note: "Norm of dL/d(input) over norm of dL/d(output) of each block, first block on top. Orange: the gradient grows on its way back; blue: it shrinks.",
+  };
+};
+
+distmon.insideChart = function (view, colors, key) {
+  const grid = view.inside && distmon.grid(view.inside[key]);
+  if (!grid || !grid.steps.length) return null;
+  const raw = grid.labels.map((_, row) => distmon.rowOf(grid, row));
+  const share = /fraction|entropy|diversity|spread/.test(key);
+  const z = raw.map((row) => row.map((v) => (!Number.isFinite(v) ? null : share ? v : v > 0 ? Math.log10(v) : null)));
+  const trace = {
+    type: "heatmap", x: grid.steps, y: grid.labels.map((_, row) => row), z, customdata: raw, colorscale: "Cividis", ...(share ? { zmin: 0, zmax: 1 } : {}),
+    text: raw.map((row, i) => row.map(() => distmon.text(grid.labels[i]))), hovertemplate: "%{text}<br>step %{x}<br>%{customdata:.4~g}<extra></extra>",
+    colorbar: { thickness: 12, outlinewidth: 0, ...(share ? { tickformat: ".0%" } : { tickprefix: "10^" }) },
+  };
+  return {
+    traces: [trace, ...distmon.alertTraces(view, colors, true)],
+    layout: distmon.layout(view, colors, { yaxis: { ...distmon.rowTicks(grid.labels, 0, grid.labels.length), autorange: "reversed" } }),
   };
 };
 
@@ -139,8 +156,12 @@ distmon.rankChart = function (view, colors, metric) {
   if (!grid || !grid.steps.length) return null;
   const labels = view.ranks.labels;
   const z = labels.map((_, row) => distmon.rowOf(grid, row).map((v) => (Number.isFinite(v) ? v : null)));
+  // At least 20% to both sides of the middle: noise of a few percent must not look like an alarm.
+  const finite = z.flat().filter((v) => v !== null).sort((a, b) => a - b);
+  const middle = finite[finite.length >> 1] || 0, margin = 0.2 * Math.abs(middle);
+  const range = finite.length ? { zmin: Math.min(finite[0], middle - margin), zmax: Math.max(finite.at(-1), middle + margin) } : {};
   const trace = {
-    type: "heatmap", x: grid.steps, y: labels.map((_, row) => row), z, colorscale: "Cividis", colorbar: { thickness: 12, outlinewidth: 0, exponentformat: "SI" },
+    type: "heatmap", x: grid.steps, y: labels.map((_, row) => row), z, ...range, colorscale: "Cividis", colorbar: { thickness: 12, outlinewidth: 0, exponentformat: "SI" },
     text: z.map((row, i) => row.map(() => labels[i])), hovertemplate: "%{text}<br>step %{x}<br>%{z:.4~g}<extra></extra>",
   };
   const found = view.alerts.filter((alert) => alert.rule === "straggler").flatMap((alert) => alert.ranks.map((rank) => ({ alert, rank })));

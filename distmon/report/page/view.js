@@ -110,6 +110,7 @@ distmon.append = function (view, added) {
   }
   view.tasks.steps = view.tasks.steps.concat(added.tasks.steps.slice(done));
   view.gain = distmon.appendGrid(view.gain, added.gain);
+  for (const key of Object.keys(added.inside || {})) view.inside = { ...view.inside, [key]: distmon.appendGrid((view.inside || {})[key], added.inside[key]) };
   if (!view.ranks) view.ranks = added.ranks;
   else if (added.ranks) {
     for (const [metric, grid] of Object.entries(added.ranks.metrics)) {
@@ -141,10 +142,17 @@ distmon.number = function (value, digits = 3) {
   return String(Number(value.toPrecision(digits)));
 };
 
-distmon.last = function (view, tag) {
+distmon.lastIndex = function (view, tag) {
+  // Where a metric has its last value; -1 without any.
   const values = view.scalars.values[tag] || [];
-  for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return values[i];
-  return null;
+  let i = values.length - 1;
+  while (i >= 0 && values[i] === null) i--;
+  return i;
+};
+
+distmon.last = function (view, tag) {
+  const at = distmon.lastIndex(view, tag);
+  return at < 0 ? null : view.scalars.values[tag][at];
 };
 
 distmon.span = function (view) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from typing import Final
 from urllib.parse import urlencode
 
@@ -12,10 +11,9 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from distmon.errors import ConfigError
+from distmon.untrusted.access import check_access
 
 COOKIE: Final = "distmon_token"
-SHORTEST: Final = 16
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -32,23 +30,7 @@ _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 
 def check_address(address: str, token: str | None) -> None:
     """Raise ConfigError for an address that others can reach without a token."""
-    if token is not None and len(token) < SHORTEST:
-        raise ConfigError(f"the token must have at least {SHORTEST} characters")
-    if token is None and not is_loopback(address):
-        raise ConfigError(
-            f"{address} can be reached from elsewhere: set DISTMON_SERVE_TOKEN, "
-            "or serve on 127.0.0.1 and use an ssh tunnel"
-        )
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches the address."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    check_access(address, token, "set DISTMON_SERVE_TOKEN")
 
 
 class Guard:

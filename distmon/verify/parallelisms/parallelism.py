@@ -56,6 +56,8 @@ class DistributedModel:
     """Returns the user's param groups; None to use those of `optimizers`."""
     step: Callable[[], None] | None = None
     """Steps the optimizers; None to call `step` of each optimizer."""
+    calls_modules: bool = True
+    """Whether `backward` calls `modules`, so that their activations can be compared."""
     close: Callable[[], None] | None = None
     """Frees resources before the next parallelism runs."""
 

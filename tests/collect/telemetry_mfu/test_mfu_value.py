@@ -9,7 +9,8 @@ from distmon.collect.telemetry.mfu.model_flops import ModelFlops, given_flops
 from distmon.collect.telemetry.mfu.peaks import Peak, PeakTable
 from distmon.collect.telemetry.mfu.unavailable import MfuUnavailableError
 from distmon.collect.telemetry.mfu.utilization import Mfu
-from distmon.collect.telemetry.utilization import Utilization, mfu_metrics
+from distmon.collect.telemetry.utilization import Utilization
+from distmon.record.telemetry import mfu_metrics
 
 A100 = PeakTable.shipped().find("NVIDIA A100-SXM4-80GB", "bf16")
 

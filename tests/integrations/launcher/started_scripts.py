@@ -39,7 +39,7 @@ def start(command: Sequence[str], folder: Path, **environment: str) -> subproces
         [*command],
         cwd=folder,
         env={
-            **os.environ,
+            **{k: v for k, v in os.environ.items() if k != "DISTMON_WRITER"},
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": path,
             "DS_ACCELERATOR": "cpu",
@@ -53,7 +53,7 @@ def start(command: Sequence[str], folder: Path, **environment: str) -> subproces
 
 def finish(process: subprocess.Popen[str]) -> Outcome:
     """Wait for the end."""
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=500)
     return Outcome(process.returncode, out, err)
 
 

@@ -15,7 +15,8 @@ from distmon.integrations.launcher.command import split
 
 SCRIPT = """
 import os, sys
-print(__name__, __file__, sys.argv, sorted(k for k in sys.modules if k.startswith("distmon")))
+print(sys.warnoptions, __name__, __file__, sys.argv)
+print(sorted(k for k in sys.modules if k.startswith("distmon")))
 print([p for p in sys.path if "bootstrap" in p], "RANK" in os.environ, os.environ["MINE"])
 import torch
 from torch.utils.data import DataLoader
@@ -40,6 +41,10 @@ def main():
             return loss
         optimizer.step(closure)
     print("first loss", losses[0])
+    # What a training starts is left alone.
+    import subprocess
+    command = [sys.executable, "-c", "import os; print([k for k in os.environ if 'DISTMON' in k])"]
+    print(subprocess.run(command, capture_output=True, text=True).stdout, os.environ["PYTHONPATH"])
     raise ValueError("my own mistake")
 
 if __name__ == "__main__":
@@ -53,10 +58,11 @@ def test_output_exit_code_and_traceback_are_those_of_python(tmp_path: Path) -> N
     script = tmp_path / "train me.py"
     script.write_text(SCRIPT)
     path = {"PYTHONPATH": str(tmp_path / "site")}
+    python = [sys.executable, "-W", "ignore::ImportWarning"]
     arguments = [str(script), "--monitor", "-m", "--distmon.interval", "3"]
-    plain = start([sys.executable, *arguments], tmp_path, **path)
+    plain = start([*python, *arguments], tmp_path, **path)
     options = ["--distmon.interval", "1", "--distmon.run_dir", "run"]
-    watched = run([*DISTMON_RUN, *options, *arguments], tmp_path, **path)
+    watched = run([*python, *DISTMON_RUN[1:], *options, *arguments], tmp_path, **path)
     expected = finish(plain)
     assert (watched.code, watched.out) == (1, expected.out)
     traceback = r"Traceback \(most.*my own mistake\n"
@@ -86,7 +92,9 @@ def test_a_module_with_exit_code_and_a_script_that_attaches_itself(tmp_path: Pat
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/train.py").write_text(MODULE)
     settings = ["--distmon.interval=1", "--distmon.sinks=jsonl"]
-    own = start([*DISTMON_RUN, *settings, "-m", "pkg.train", "--own"], tmp_path)
+    # Any program may start the script, here Python itself.
+    program = [sys.executable, "-m", "pkg.train", "--own"]
+    own = start([*DISTMON_RUN, *settings, *program], tmp_path)
     watched = run([*DISTMON_RUN, *settings, "-m", "pkg.train"], tmp_path)
     assert watched.code == 7, watched.err
     assert [record["step"] for record in records(tmp_path / "runs/latest")] == [1, 2, 3]

@@ -1,0 +1,1 @@
+"""Training for hours under random faults, against an unmonitored twin."""

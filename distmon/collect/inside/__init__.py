@@ -1,0 +1,1 @@
+"""Inside the model: activations, attention, experts and spectra of the modules that are watched."""

@@ -1,0 +1,489 @@
+// IdleLane: the steps between observations. Counts a step and keeps its loss and gradient norm, and
+// leaves everything else to Python: observed steps, numbers that are not finite, unusual arguments.
+//
+// What it has counted is taken over by Python before anything there looks at it.
+
+#include <Python.h>
+#include <time.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "element_values.h"
+#include "guard.h"
+#include "lists.h"
+#include "native.h"
+#include "tensor_memory.h"
+
+namespace {
+
+// As `time.perf_counter` on Linux.
+double seconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// The value of a finite number or tensor of one element on the host; false for anything else.
+bool read_number(PyObject* object, double& value) {
+  if (PyFloat_CheckExact(object)) {
+    value = PyFloat_AS_DOUBLE(object);
+    return std::isfinite(value);
+  }
+  if (PyLong_CheckExact(object)) {
+    value = PyLong_AsDouble(object);
+    if (value == -1.0 && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    return true;
+  }
+  TensorMemory memory;
+  if (!find_cpu_memory(object, memory) || memory.numel != 1 || is_fp8(memory.code)) {
+    return false;
+  }
+  with_reader(memory.address, memory.code, [&](auto element) {
+    value = static_cast<double>(element(0));
+  });
+  return std::isfinite(value);
+}
+
+// An optional number among the arguments of a step.
+struct Given {
+  double value = 0;
+  bool there = false;
+
+  // False when Python has to read it.
+  bool read(PyObject* object) {
+    there = object != Py_None;
+    return !there || read_number(object, value);
+  }
+};
+
+struct Arguments {
+  Given loss, tokens, samples, grad_norm;
+  PyObject* lr = nullptr;  // borrowed
+  int64_t step = -1;       // -1: not given
+
+  bool read(PyObject* name, PyObject* value) {
+    if (is(name, "loss")) {
+      return loss.read(value);
+    }
+    if (is(name, "tokens")) {
+      return tokens.read(value);
+    }
+    if (is(name, "samples")) {
+      return samples.read(value);
+    }
+    if (is(name, "grad_norm")) {
+      return grad_norm.read(value);
+    }
+    if (is(name, "lr")) {
+      lr = value == Py_None ? nullptr : value;
+      return lr == nullptr || PyFloat_CheckExact(lr) || PyLong_CheckExact(lr);
+    }
+    if (is(name, "step")) {
+      if (value == Py_None) {
+        return true;
+      }
+      int overflow = 0;
+      step = PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : -1;
+      return step >= 0 && overflow == 0;
+    }
+    return false;
+  }
+
+ private:
+  static bool is(PyObject* name, const char* text) {
+    return PyUnicode_CompareWithASCIIString(name, text) == 0;
+  }
+};
+
+// What was counted since Python took it over.
+struct Pending {
+  std::vector<int64_t> steps;
+  std::vector<double> losses;
+  std::vector<bool> given;
+  double last = 0, seconds = 0;
+  double tokens = 0, samples = 0;
+  double loss_sum = 0, norm = 0;
+  int64_t loss_count = 0, norm_reports = 0, reports_of_step = 0, stepped = 0;
+  bool has_norm = false, touched = false;
+  std::vector<std::pair<int, double>> marks;  // a phase, or `step_end`, and when it began
+};
+
+constexpr int step_end = -1;
+constexpr size_t most_marks = 1 << 14;
+
+struct IdleLane {
+  PyObject_HEAD
+  PyObject* fallback;  // tuple of callables: before_step, after_step, check, step
+  PyObject* lr;        // the newest that was reported, or nullptr
+  Pending* pending;
+  bool open;
+  bool expects_optimizer;  // a step without one was skipped
+  bool in_phases;          // the phases of the steps are measured
+  int phase;               // the current one
+  int optimizer_phase, other_phase;
+  int64_t completed, stride, limit, optimizers, most_losses;
+};
+
+enum Entry { before_entry, after_entry, check_entry, step_entry };
+
+IdleLane& lane_of(PyObject* self) {
+  return *reinterpret_cast<IdleLane*>(self);
+}
+
+PyObject* call_python(
+    IdleLane& lane, Entry entry, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  return PyObject_Vectorcall(PyTuple_GET_ITEM(lane.fallback, entry), values, count, names);
+}
+
+// Begins a phase; false when Python has to.
+bool begin_phase(IdleLane& lane, int phase) {
+  if (!lane.open || lane.pending->marks.size() >= most_marks) {
+    return false;
+  }
+  if (lane.in_phases && phase != lane.phase) {
+    try {
+      lane.pending->marks.emplace_back(phase, seconds_now());
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    lane.pending->touched = true;
+    lane.phase = phase;
+  }
+  return true;
+}
+
+PyObject* found_inf_name = nullptr;  // set at the first use
+
+// Whether a GradScaler may have told the optimizer to skip its step, as an attribute.
+bool may_be_skipped(PyObject* optimizer) {
+  if (optimizer == Py_None) {
+    return false;
+  }
+  PyObject** const dict = _PyObject_GetDictPtr(optimizer);
+  if (dict == nullptr || *dict == nullptr) {
+    return true;
+  }
+  PyObject* const found = PyDict_GetItemWithError(*dict, found_inf_name);
+  PyErr_Clear();
+  return found != nullptr && found != Py_None;
+}
+
+PyObject* before_step(
+    PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  IdleLane& lane = lane_of(self);
+  if (names == nullptr && begin_phase(lane, lane.optimizer_phase)) {
+    Py_RETURN_NONE;
+  }
+  // A hook gets the arguments of the step, too.
+  return call_python(lane, before_entry, values, count > 1 ? 1 : count, count > 1 ? nullptr : names);
+}
+
+PyObject* after_step(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  IdleLane& lane = lane_of(self);
+  PyObject* const optimizer = count > 0 ? values[0] : Py_None;
+  if (lane.open && names == nullptr && lane.pending->stepped < lane.optimizers &&
+      !may_be_skipped(optimizer) && begin_phase(lane, lane.other_phase)) {
+    ++lane.pending->stepped;
+    lane.pending->touched = true;
+    Py_RETURN_NONE;
+  }
+  return call_python(lane, after_entry, values, count > 1 ? 1 : count, count > 1 ? nullptr : names);
+}
+
+bool read_arguments(
+    Arguments& given, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  if (count != 0) {
+    return false;
+  }
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    if (!given.read(PyTuple_GET_ITEM(names, i), values[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void add_signals(Pending& pending, const Arguments& given) {
+  if (given.grad_norm.there) {
+    pending.norm = given.grad_norm.value;
+    pending.has_norm = true;
+    ++pending.norm_reports;
+  }
+  if (given.loss.there) {
+    pending.loss_sum += given.loss.value;
+    ++pending.loss_count;
+  }
+  pending.touched = true;
+}
+
+PyObject* check(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  IdleLane& lane = lane_of(self);
+  Arguments given;
+  if (!lane.open || !read_arguments(given, values, count, names) || given.tokens.there ||
+      given.samples.there || given.lr != nullptr || given.step >= 0) {
+    return call_python(lane, check_entry, values, count, names);
+  }
+  add_signals(*lane.pending, given);
+  Py_RETURN_NONE;
+}
+
+PyObject* step(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  IdleLane& lane = lane_of(self);
+  if (!lane.open) {
+    return call_python(lane, step_entry, values, count, names);
+  }
+  const double begin = seconds_now();
+  Pending& pending = *lane.pending;
+  Arguments given;
+  const bool readable = read_arguments(given, values, count, names);
+  const int64_t number = given.step < 0 ? lane.completed + 1 : given.step;
+  const int64_t stride = number - lane.completed;
+  if (!readable || stride < 1 || number >= lane.limit || number + stride >= lane.limit ||
+      (lane.expects_optimizer && pending.stepped == 0) ||
+      static_cast<int64_t>(pending.steps.size()) >= lane.most_losses) {
+    return call_python(lane, step_entry, values, count, names);
+  }
+  pending.steps.push_back(number);
+  pending.losses.push_back(given.loss.value);
+  pending.given.push_back(given.loss.there);
+  add_signals(pending, given);
+  pending.reports_of_step = pending.norm_reports;
+  pending.norm_reports = 0;
+  pending.tokens += given.tokens.value;
+  pending.samples += given.samples.value;
+  pending.stepped = 0;
+  pending.last = begin;
+  lane.completed = number;
+  lane.stride = stride;
+  if (given.lr != nullptr) {
+    Py_XSETREF(lane.lr, Py_NewRef(given.lr));
+  }
+  const double end = seconds_now();
+  if (lane.in_phases) {
+    pending.marks.emplace_back(step_end, end);
+    lane.phase = lane.other_phase;
+  }
+  pending.seconds += end - begin;
+  Py_RETURN_NONE;
+}
+
+PyObject* guarded_check(
+    PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  return guarded([&] { return check(self, values, count, names); });
+}
+
+PyObject* guarded_step(
+    PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  return guarded([&] { return step(self, values, count, names); });
+}
+
+PyObject* list_of_losses(const Pending& pending) {
+  PyObject* const list = PyList_New(static_cast<Py_ssize_t>(pending.losses.size()));
+  for (size_t i = 0; list != nullptr && i < pending.losses.size(); ++i) {
+    PyObject* const item =
+        pending.given[i] ? PyFloat_FromDouble(pending.losses[i]) : Py_NewRef(Py_None);
+    if (item == nullptr) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
+  }
+  return list;
+}
+
+PyObject* list_of_marks(const Pending& pending) {
+  PyObject* const list = PyList_New(static_cast<Py_ssize_t>(pending.marks.size()));
+  for (size_t i = 0; list != nullptr && i < pending.marks.size(); ++i) {
+    PyObject* const item = Py_BuildValue("(id)", pending.marks[i].first, pending.marks[i].second);
+    if (item == nullptr) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
+  }
+  return list;
+}
+
+// None when nothing was counted.
+PyObject* take(IdleLane& lane) {
+  if (!lane.pending->touched) {
+    Py_RETURN_NONE;
+  }
+  // Taken away first: making objects may run the garbage collector, and with it any Python code.
+  Pending fresh;
+  fresh.steps.reserve(lane.pending->steps.capacity());
+  fresh.losses.reserve(lane.pending->losses.capacity());
+  fresh.given.reserve(lane.pending->given.capacity());
+  fresh.marks.reserve(lane.pending->marks.capacity());
+  const Pending pending = std::exchange(*lane.pending, std::move(fresh));
+  PyObject* const lr = std::exchange(lane.lr, nullptr);
+  const auto stride = static_cast<long long>(lane.stride);
+  PyObject* const steps = list_of(pending.steps);
+  PyObject* const losses = steps == nullptr ? nullptr : list_of_losses(pending);
+  PyObject* const marks = losses == nullptr ? nullptr : list_of_marks(pending);
+  if (marks == nullptr) {
+    Py_XDECREF(losses);
+    Py_XDECREF(steps);
+    Py_XDECREF(lr);
+    return nullptr;
+  }
+  PyObject* const norm =
+      pending.has_norm ? PyFloat_FromDouble(pending.norm) : Py_NewRef(Py_None);
+  PyObject* const taken = Py_BuildValue(
+      "{sNsNsNsLsdsdsdsdsdsLsNsLsLsLsO}", "steps", steps, "losses", losses, "marks", marks, "stride",
+      stride, "last", pending.last, "seconds", pending.seconds,
+      "tokens", pending.tokens, "samples", pending.samples, "loss_sum", pending.loss_sum,
+      "loss_count", static_cast<long long>(pending.loss_count), "norm", norm, "norm_reports",
+      static_cast<long long>(pending.norm_reports), "reports_of_step",
+      static_cast<long long>(pending.reports_of_step), "stepped",
+      static_cast<long long>(pending.stepped), "lr", lr == nullptr ? Py_None : lr);
+  Py_XDECREF(lr);
+  return taken;
+}
+
+// Python has taken over what was pending, and goes on itself until `open_until`.
+PyObject* take_and_shut(PyObject* self, PyObject*) {
+  return guarded([&] {
+    lane_of(self).open = false;
+    return take(lane_of(self));
+  });
+}
+
+PyObject* open_until(PyObject* self, PyObject* arguments) {
+  long long completed, stride, limit;
+  int expects_optimizer, in_phases;
+  if (!PyArg_ParseTuple(
+          arguments, "LLLpp", &completed, &stride, &limit, &expects_optimizer, &in_phases)) {
+    return nullptr;
+  }
+  IdleLane& lane = lane_of(self);
+  lane.completed = completed;
+  lane.stride = stride;
+  lane.limit = limit;
+  lane.expects_optimizer = expects_optimizer != 0;
+  lane.in_phases = in_phases != 0;
+  lane.phase = lane.other_phase;
+  lane.open = completed + stride < limit;
+  Py_RETURN_NONE;
+}
+
+PyObject* mark(PyObject* self, PyObject* phase) {
+  return guarded([&]() -> PyObject* {
+    const long number = PyLong_AsLong(phase);
+    if (number < 0) {
+      if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "there is no such phase");
+      }
+      return nullptr;
+    }
+    return PyBool_FromLong(begin_phase(lane_of(self), static_cast<int>(number)));
+  });
+}
+
+// -1 when Python knows it.
+PyObject* phase(PyObject* self, PyObject*) {
+  const IdleLane& lane = lane_of(self);
+  return PyLong_FromLong(lane.open && lane.in_phases ? lane.phase : -1);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(lane_of(self).fallback);
+  Py_VISIT(lane_of(self).lr);
+  return 0;
+}
+
+void deallocate(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  Py_XDECREF(lane_of(self).fallback);
+  Py_XDECREF(lane_of(self).lr);
+  delete lane_of(self).pending;
+  PyObject_GC_Del(self);
+}
+
+int clear(PyObject* self) {
+  lane_of(self).open = false;
+  Py_CLEAR(lane_of(self).lr);
+  return 0;
+}
+
+#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function))
+
+PyMethodDef methods[] = {
+    {"before_step", FAST(before_step), METH_FASTCALL | METH_KEYWORDS, "Before an optimizer step."},
+    {"after_step", FAST(after_step), METH_FASTCALL | METH_KEYWORDS, "After an optimizer step."},
+    {"check", FAST(guarded_check), METH_FASTCALL | METH_KEYWORDS, "Report loss or norm."},
+    {"step", FAST(guarded_step), METH_FASTCALL | METH_KEYWORDS, "Complete a training step."},
+    {"take", take_and_shut, METH_NOARGS, "Return what was counted, and leave all to Python."},
+    {"open_until", open_until, METH_VARARGS,
+     "open_until(completed, stride, limit, expects_optimizer, in_phases): count coming steps."},
+    {"mark", mark, METH_O, "mark(phase) -> bool: whether the phase begins here."},
+    {"phase", phase, METH_NOARGS, "The current phase; -1 when steps are not counted here."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyTypeObject lane_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0)  // the macro ends with a comma
+    .tp_name = "distmon_native.IdleLane",
+    .tp_basicsize = sizeof(IdleLane),
+    .tp_dealloc = deallocate,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "Counts steps that are not observed; made by idle_lane.",
+    .tp_traverse = traverse,
+    .tp_clear = clear,
+    .tp_methods = methods,
+};
+
+PyObject* new_lane(PyObject* arguments) {
+  PyObject* fallback;
+  Py_ssize_t optimizers, most_losses;
+  int optimizer_phase, other_phase;
+  if (PyType_Ready(&lane_type) < 0 ||
+      !PyArg_ParseTuple(
+          arguments, "O!nnii", &PyTuple_Type, &fallback, &optimizers, &most_losses,
+          &optimizer_phase, &other_phase)) {
+    return nullptr;
+  }
+  if (PyTuple_GET_SIZE(fallback) != step_entry + 1) {
+    PyErr_SetString(PyExc_ValueError, "there must be a function for each of the four entries");
+    return nullptr;
+  }
+  if (found_inf_name == nullptr) {
+    found_inf_name = PyUnicode_InternFromString("found_inf");
+    if (found_inf_name == nullptr) {
+      return nullptr;
+    }
+  }
+  auto pending = std::make_unique<Pending>();
+  pending->steps.reserve(most_losses);
+  pending->losses.reserve(most_losses);
+  pending->given.reserve(most_losses);
+  auto* const lane = PyObject_GC_New(IdleLane, &lane_type);
+  if (lane != nullptr) {
+    lane->fallback = Py_NewRef(fallback);
+    lane->lr = nullptr;
+    lane->pending = pending.release();
+    lane->open = lane->expects_optimizer = lane->in_phases = false;
+    lane->phase = lane->other_phase = other_phase;
+    lane->optimizer_phase = optimizer_phase;
+    lane->completed = lane->limit = 0;
+    lane->stride = 1;
+    lane->optimizers = optimizers;
+    lane->most_losses = most_losses;
+    PyObject_GC_Track(lane);
+  }
+  return reinterpret_cast<PyObject*>(lane);
+}
+
+}  // namespace
+
+PyObject* idle_lane(PyObject*, PyObject* arguments) {
+  return guarded([&] { return new_lane(arguments); });
+}

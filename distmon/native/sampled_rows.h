@@ -1,0 +1,40 @@
+// The sampled columns of rows; see csrc_triton/sampled_stats.py, which defines them.
+#pragma once
+
+#include <cstdint>
+
+#include "sample_table.h"
+
+// What is read of one parameter.
+struct SampledRow {
+  int64_t weight = 0, weight_code = 0;
+  int64_t grad = 0, grad_code = 0;  // 0: there is no gradient
+  SampleTable weight_at, grad_at;
+  int64_t start = 0;                // first slot in the snapshot
+  int64_t width = 0;                // slots of each group there
+  const int32_t* counts = nullptr;  // used slots of each group
+};
+
+// Fixed odd numbers of the checksum: a line for each group, `widest` in each, whatever the width of a
+// row is on this rank.
+struct Multipliers {
+  const int64_t* table;
+  int64_t widest;
+};
+
+struct RowOutputs {
+  double* sums;
+  float* maxima;
+  double* bins;  // nullptr: no histogram
+  int64_t* checksums;
+};
+
+// `Value` is float or double. Nothing here throws.
+template <typename Value>
+void take_snapshot(const SampledRow* rows, int64_t count, Value* snapshot);
+
+// `applied` is 1 or 0 where the step of a row was applied or not.
+template <typename Value>
+void fill_sampled_rows(
+    const SampledRow* rows, int64_t count, const Value* snapshot, const Multipliers& multipliers,
+    const double* half_ulp, const double* applied, const RowOutputs& out);

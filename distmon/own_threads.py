@@ -1,0 +1,49 @@
+"""Threads of the monitor in the training process, and the time that they take from it.
+
+A thread that runs Python holds the interpreter lock, and training waits for it: the CPU time of
+these threads is part of the monitor's cost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class OwnThread(threading.Thread):
+    """A daemon thread whose CPU time can be read from other threads."""
+
+    def __init__(self, target: Callable[..., Any], name: str, args: Iterable[Any] = ()) -> None:
+        super().__init__(target=target, name=f"distmon-{name}", args=tuple(args), daemon=True)
+        self._clock: int | None = None
+
+    def run(self) -> None:
+        # Asked for by the thread itself: the clock of a thread that has ended can then be asked
+        # for the time, and raises.
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        super().run()
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time so far; 0 where it cannot be read."""
+        try:
+            return 0.0 if self._clock is None else time.clock_gettime(self._clock)
+        except OSError:
+            return 0.0
+
+
+class ThreadCosts:
+    """CPU time of all such threads of this process since the last reading."""
+
+    def __init__(self) -> None:
+        self._before: dict[OwnThread, float] = {}
+        self.take()
+
+    def take(self) -> float:
+        """Return the seconds since the last call."""
+        threads = [each for each in threading.enumerate() if isinstance(each, OwnThread)]
+        now = {thread: thread.cpu_seconds() for thread in threads}
+        before, self._before = self._before, now
+        return sum(max(0.0, seconds - before.get(key, 0.0)) for key, seconds in now.items())

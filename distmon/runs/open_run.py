@@ -1,0 +1,59 @@
+"""Open the run folder of this process: its own, or another one where that is in use or unusable."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from distmon.errors import RunFolderError
+from distmon.runs.claim import Claim, Owner, claim
+from distmon.runs.run_folder import RunFolder, check_writable
+from distmon.runs.run_names import new_run_path
+
+log = logging.getLogger("distmon")
+
+_MOST_RUNS: Final = 1000
+
+
+def open_run(run_dir: Path | None, strict: bool, described: Mapping[str, Any]) -> RunFolder:
+    """Open and claim `run_dir`, or a new folder when it is None.
+
+    While another process writes to it, this run gets `run_dir-2`. An unusable folder is replaced by
+    one among the temporary files: a job that restarts must not end because of it, unless `strict`.
+    """
+    try:
+        return _open_claimed(run_dir or new_run_path(), described)
+    except RunFolderError as error:
+        if strict:
+            raise
+        instead = tempfile.mkdtemp(prefix="distmon-")
+        log.error("distmon: %s; writing this run to %s instead", error, instead)
+        return _open_claimed(Path(instead), described)
+
+
+def _open_claimed(wanted: Path, described: Mapping[str, Any]) -> RunFolder:
+    owner: Owner | None = None
+    for number in range(1, _MOST_RUNS):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        check_writable(path)
+        try:
+            found = claim(path)
+        except OSError as error:
+            raise RunFolderError(f"cannot claim {path}: {error.strerror or error}") from None
+        if isinstance(found, Claim):
+            try:
+                folder = RunFolder.open(path, **described)
+            except RunFolderError:
+                found.release()
+                raise
+            folder.claim = found
+            if owner is not None:
+                log.warning(
+                    "distmon: %s is in use by %s; writing this run to %s", wanted, owner, path
+                )
+            return folder
+        owner = owner or found
+    raise RunFolderError(f"{wanted} and {_MOST_RUNS} folders with its name are in use")

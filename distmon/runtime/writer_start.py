@@ -1,0 +1,94 @@
+"""Start a writer process: with `exec`, never a bare fork, since the training may use CUDA."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import distmon
+from distmon.errors import DistmonError
+from distmon.own_threads import OwnThread
+from distmon.writer.mailbox import Answers
+
+START_S: Final = 60.0
+"""Longest time that a writer may take to import what it needs."""
+_RUN: Final = (
+    "import sys; sys.path[:] = {path!r}; from distmon.writer.main import main; main(**{options!r})"
+)
+
+
+class WriterStartError(DistmonError):
+    """The writer process could not be started."""
+
+
+@dataclass
+class RunningWriter:
+    """A writer process and the pipes to it."""
+
+    process: subprocess.Popen[bytes]
+    notes: int
+    answers: Answers
+
+    def wait_until_ready(self) -> None:
+        """Return once it has imported everything; raises WriterStartError when it does not."""
+        found: list[Any] = []
+        # A pipe has no time limit; a thread that waits for it can be left behind.
+        thread = OwnThread(lambda: found.append(self.answers.read()), "writer-start")
+        thread.start()
+        thread.join(START_S)
+        if not found:
+            self.kill()
+            raise WriterStartError(f"it was not ready within {START_S:g} s")
+        if found[0] is None:
+            self.kill()
+            raise WriterStartError(f"it ended with code {self.process.wait()}")
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+        self.process.wait()
+
+
+def start_writer(memory: int, sinks: Sequence[str]) -> RunningWriter:
+    """Start a process that reads messages from `memory`; raises WriterStartError.
+
+    It gets the search path of this process as it is now, made absolute, and no `sitecustomize`: a
+    launcher's would attach a monitor to it.
+    """
+    if getattr(sys, "frozen", False) or not sys.executable:
+        raise WriterStartError("this program has no Python interpreter of its own")
+    ends: list[int] = []
+    try:
+        notes_read, notes = os.pipe()
+        ends += (notes_read, notes)
+        answers_read, answers = os.pipe()
+        ends += (answers_read, answers)
+        os.set_blocking(notes, False)
+        options = {
+            "notes": notes_read,
+            "answers": answers,
+            "memory": memory,
+            "parent": os.getpid(),
+            "sinks": [*sinks],
+        }
+        home = str(Path(distmon.__file__).resolve().parent.parent)
+        path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+        code = _RUN.format(path=[*path, home], options=options)
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(notes_read, answers, memory),
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        for end in ends:
+            os.close(end)
+        raise WriterStartError(f"{type(error).__name__}: {error}") from error
+    os.close(notes_read)
+    os.close(answers)
+    return RunningWriter(process, notes, Answers(answers_read))

@@ -1,0 +1,248 @@
+"""Messages to the writer process: their bytes lie in shared memory, a pipe says where.
+
+Sending never blocks: without room in the memory or the pipe a message is refused. Bytes stay until
+the writer has confirmed them, so that another writer can take over what the first has not finished.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+import threading
+from typing import Any, Final, Self
+
+NOTE: Final = struct.Struct("<QQQ")
+"""Number, offset and length of a message; a pipe transfers it in one piece."""
+PRINTED: Final = 2**64 - 1
+"""As an offset: the training process has printed the text with this number."""
+_HANDLED: Final = struct.Struct("<Q")
+"""At the end of the memory: number of the message that the writer has started to handle."""
+_ALIGNMENT: Final = 64
+_PAGE: Final = 4096
+_LEAST_BYTES: Final = 32 << 20
+_LEAST_MESSAGES: Final = 3
+"""Room for messages: pages that are never used take no memory."""
+
+
+def shared_file() -> int:
+    """Return a file in memory that has no name, or one among the temporary files."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("distmon-writer")
+    descriptor, path = tempfile.mkstemp(prefix="distmon-writer-")
+    os.unlink(path)
+    return descriptor
+
+
+def encode(message: object) -> list[memoryview]:
+    """Return a message as parts that are to lie one after another; arrays are not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    parts = [memoryview(body), *(buffer.raw() for buffer in buffers)]
+    head = struct.pack(f"<Q{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
+    return [memoryview(head), *parts]
+
+
+def decode(raw: memoryview) -> Any:
+    """Return the message; its arrays are copies."""
+    (count,) = struct.unpack_from("<Q", raw)
+    sizes = struct.unpack_from(f"<{count}Q", raw, 8)
+    at, parts = 8 + 8 * count, []
+    for size in sizes:
+        parts.append(bytearray(raw[at : at + size]))
+        at += size
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+class Mailbox:
+    """The training process's end. Any of its threads may send."""
+
+    def __init__(self) -> None:
+        self.file = shared_file()
+        self._memory: mmap.mmap | None = None
+        self._view = memoryview(b"")
+        self._capacity = 0
+        self._lock = threading.Lock()
+        self._number = 0
+        self._waiting: dict[int, tuple[int, int]] = {}
+        """Offset and length of the messages that are not confirmed, in order."""
+        self._pipe = -1
+
+    def allocate(self, largest: int, reserved: int) -> None:
+        """Make room for several messages of `largest` bytes, and for one first of `reserved`.
+
+        The pages of one are touched, so that the first large message does not have to.
+        """
+        self._capacity = max(_LEAST_BYTES, _LEAST_MESSAGES * largest)
+        size = self._capacity + reserved + _HANDLED.size
+        os.ftruncate(self.file, size)
+        self._memory = mmap.mmap(self.file, size)
+        self._view = memoryview(self._memory)
+        for at in range(0, largest, _PAGE):
+            self._view[at] = 0
+
+    def connect(self, pipe: int, first: object) -> None:
+        """Send to a new writer from now on: `first`, then what is not confirmed."""
+        parts = encode(first)
+        length = sum(part.nbytes for part in parts)
+        with self._lock:
+            self._pipe = pipe
+            if self._capacity + length > len(self._view) - _HANDLED.size:
+                raise BufferError(f"the first message has {length} bytes")
+            self._write(parts, self._capacity)
+            self._note(0, self._capacity, length)
+            for number, (offset, length) in self._waiting.items():
+                self._note(number, offset, length)
+
+    def send(self, message: object) -> int | None:
+        """Return the number of the message; None when there is no room. Never blocks."""
+        parts = encode(message)
+        length = sum(part.nbytes for part in parts)
+        with self._lock:
+            offset = self._find_room(length)
+            if offset is None:
+                return None
+            self._write(parts, offset)
+            number = self._number + 1
+            if not self._note(number, offset, length):
+                return None
+            self._number = number
+            self._waiting[number] = (offset, length)
+            return number
+
+    def printed(self, number: int) -> None:
+        """Confirm that the texts of the writer up to this number have been printed."""
+        with self._lock:
+            self._note(number, PRINTED, 0)  # if it is lost, the next one confirms both
+
+    def confirm(self, number: int) -> None:
+        """Free the room of a message that the writer has finished."""
+        with self._lock:
+            self._waiting.pop(number, None)
+
+    def unfinished(self) -> int | None:
+        """Return the message that a writer which has ended was handling; None if there is none."""
+        with self._lock:
+            (number,) = _HANDLED.unpack(self._view[-_HANDLED.size :])
+            return number if number in self._waiting else None
+
+    def forget(self) -> None:
+        """Free all messages: there is no writer any more."""
+        with self._lock:
+            self._waiting.clear()
+            self.disconnect()
+
+    def pause(self) -> None:
+        """Close the pipe; messages wait for the next writer."""
+        with self._lock:
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close the pipe, which ends the writer."""
+        pipe, self._pipe = self._pipe, -1
+        if pipe >= 0:
+            os.close(pipe)
+
+    def close(self) -> None:
+        """Release the memory."""
+        with self._lock:
+            self.disconnect()
+            if self.file >= 0:
+                self._view.release()
+                if self._memory is not None:
+                    self._memory.close()
+                os.close(self.file)
+                self.file = -1
+
+    def _write(self, parts: list[memoryview], at: int) -> None:
+        for part in parts:
+            self._view[at : at + part.nbytes] = part
+            at += part.nbytes
+
+    def _note(self, number: int, offset: int, length: int) -> bool:
+        """Return False when the pipe is full. Without a writer the next one gets the message."""
+        try:
+            if self._pipe >= 0:
+                os.write(self._pipe, NOTE.pack(number, offset, length))
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _find_room(self, length: int) -> int | None:
+        """Return the lowest free offset: memory that was just used is in the caches."""
+        at = 0
+        for offset, taken in sorted(self._waiting.values()):
+            if offset - at >= length:
+                break
+            at = -(-(offset + taken) // _ALIGNMENT) * _ALIGNMENT
+        return at if at + length <= self._capacity else None
+
+
+class Inbox:
+    """The writer's end."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._memory: mmap.mmap | None = None
+
+    def read(self, number: int, offset: int, length: int) -> Any:
+        """Return a message, and note for the training process that it is being handled."""
+        if self._memory is None or len(self._memory) < offset + length:
+            self._memory = mmap.mmap(self._file, 0)
+        _HANDLED.pack_into(self._memory, len(self._memory) - _HANDLED.size, number)
+        with memoryview(self._memory) as view, view[offset : offset + length] as raw:
+            return decode(raw)
+
+
+class Notes:
+    """Splits what was read from a pipe into notes."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[int, int, int]]:
+        """Return the whole notes."""
+        data = self._rest + data
+        whole = len(data) // NOTE.size * NOTE.size
+        self._rest = data[whole:]
+        return [*NOTE.iter_unpack(data[:whole])]
+
+
+class Answers:
+    """The reading end of the pipe on which a writer answers: pickled, each after its length."""
+
+    def __init__(self, pipe: int) -> None:
+        self._stream = os.fdopen(pipe, "rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def read(self) -> tuple[Any, ...] | None:
+        """Wait for the next answer and return it; None when the writer has ended."""
+        try:
+            head = self._stream.read(8)
+            if len(head) < 8:
+                return None
+            (length,) = struct.unpack("<Q", head)
+            body = self._stream.read(length)
+            answer: tuple[Any, ...] | None = None
+            if len(body) == length:
+                answer = pickle.loads(body)
+            return answer
+        except (OSError, ValueError):
+            return None
+
+
+def write_answer(pipe: int, answer: tuple[Any, ...]) -> None:
+    """Write an answer whole; raises OSError when nobody reads any more."""
+    body = pickle.dumps(answer, protocol=5)
+    data = memoryview(struct.pack("<Q", len(body)) + body)
+    while data:
+        data = data[os.write(pipe, data) :]

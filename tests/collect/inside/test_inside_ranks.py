@@ -1,0 +1,112 @@
+"""What is inside a model does not depend on how it is distributed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gloo_ranks import run_ranks
+from inside_rank_cases import STEPS, WAYS, cases, dead_units, observed
+
+from distmon import Record
+from distmon.collect.inside import attention
+from distmon.verify.workloads import load_workload
+
+EXACT = ("mean", "std", "absmax", "rms", "norm", "zero_fraction", "dead_fraction", "units")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    before = attention.MOST
+    records = observed("plain", tmp_path_factory.mktemp("alone"))
+    attention.MOST = before
+    return records
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(cases, 2, tmp_path_factory.mktemp("together"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_are_those_of_one_process(
+    way: str, alone: list[Record], together: list[dict[str, Any]]
+) -> None:
+    for rank in together:
+        for record, expected in zip(rank[way], alone, strict=True):
+            assert record.faults == ()
+            if way == "pp" and record.step == 1:
+                assert "activations" not in record.inside  # there has been a trial run
+                continue
+            found, want = record.inside["activations"], expected.inside["activations"]
+            assert set(found.names) == set(want.names)
+            order = [found.names.index(name) for name in want.names]
+            for column in EXACT:
+                have = found.columns[column][order]
+                # Pipelines and ZeRO compute in other orders; what is 0 but for rounding is small.
+                np.testing.assert_allclose(have, want.columns[column], rtol=1e-5, atol=1e-7)
+            for column in ("logit_max", "entropy", "relative_entropy"):
+                have = record.inside["attention"].columns[column]
+                expect = expected.inside["attention"].columns[column]
+                np.testing.assert_allclose(have, expect, rtol=1e-5)
+            estimates = [
+                table.columns["effective_rank"][place]
+                for table, place in ((found, order), (want, slice(None)))
+            ]
+            np.testing.assert_allclose(*estimates, rtol=0.5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_spectral_norms_are_those_of_the_unsharded_matrices(
+    way: str, alone: list[Record], together: list[dict[str, Any]]
+) -> None:
+    record, expected = together[0][way][-1], alone[-1].inside["spectra"]
+    found = record.inside["spectra"]
+    for name in expected.names:
+        row, want = found.row(name), expected.row(name)
+        assert row["spectral_norm"] == pytest.approx(want["spectral_norm"], rel=0.01), name
+        assert row["stable_rank"] == pytest.approx(want["stable_rank"], rel=0.02), name
+
+
+def test_spectral_norms_of_one_process_are_those_of_an_svd(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = load_workload(None).model
+    matrices = {n: p for n, p in model.named_parameters() if n.startswith("block")}
+    import distmon
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with distmon.attach(
+        model, optimizer, interval=1, inside="spectra", run_dir=tmp_path, sinks=[]
+    ) as monitor:
+        for _ in range(4):  # three sweeps, and the record that has the third
+            model(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
+            optimizer.step()
+            monitor.step()
+        table = monitor.last_record.inside["spectra"]
+    assert len(table.names) == 2 * 6
+    for name in table.names:
+        singular = torch.linalg.svdvals(matrices[name].detach().double())
+        row = table.row(name)
+        assert row["spectral_norm"] == pytest.approx(float(singular[0]), rel=0.01)
+        assert abs(row["spectral_norm"] - float(singular[0])) <= row["spectral_norm_error"] + 1e-5
+        stable = float(singular.square().sum() / singular[0] ** 2)
+        assert row["stable_rank"] == pytest.approx(stable, rel=0.02)
+
+
+@pytest.mark.parametrize("parallel", ["tp", "ddp"])
+def test_a_unit_is_dead_when_no_rank_has_seen_it(
+    parallel: str, together: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    expected = dead_units(0, 1, tmp_path, parallel="ddp" if parallel == "ddp" else "none")
+    for rank in together:
+        found = rank[f"dead-{parallel}"]
+        assert found["dead_fraction"] == expected["dead_fraction"] == 10 / 40
+        assert found["units"] == 40
+        assert found["rms"] == pytest.approx(expected["rms"], rel=1e-5)
+
+
+def test_there_are_records_of_all_steps(alone: list[Record]) -> None:
+    assert len(alone) == STEPS

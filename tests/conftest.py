@@ -1,0 +1,46 @@
+"""How the suite is run: one thread per process, and the files that take longest first.
+
+Two workers share two cores, and each takes one file after another: a long file that begins last
+would leave one of them idle.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported here, and for all child processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of tests attach a monitor in this process, and a writer process takes about a second to
+# start. Tests of ranks, of the launcher and of the trainer run with the default; so do those of the
+# writer itself.
+os.environ.setdefault("DISTMON_WRITER", "thread")
+
+TESTS = Path(__file__).parent
+LONGEST = (
+    "verify/test_verify_matrix.py",
+    "integrations/launcher/test_unmodified_training.py",
+    "launch/test_monitored_runs.py",
+    "csrc_triton/test_compile.py",
+    "simulated_cuda/test_monitor_on_device.py",
+    "runtime/test_injected_faults.py",
+    "integrations/deepspeed/test_engine_numbers.py",
+    "integrations/deepspeed/test_unmodified_scripts.py",
+    "launch/test_trainer_runs.py",
+    "launch/test_trainer_parallel.py",
+    "rules/test_second_corpus.py",
+    "test_contributing.py",
+    "integrations/test_framework_ranks.py",
+    "runtime/test_cut_link.py",
+    "simulated_cuda/test_triton_on_device.py",
+    "launch/test_monitored_parallel.py",
+    "report/test_report_browser.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of the longest files first, in their own order."""
+    place = {TESTS / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))

@@ -1,0 +1,87 @@
+"""Messages in shared memory: bounded in bytes, never blocking, kept until they are confirmed."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from distmon.writer import mailbox as module
+from distmon.writer.mailbox import Inbox, Mailbox, Notes
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Mailbox:
+    monkeypatch.setattr(module, "_LEAST_BYTES", 64 << 10)
+    box = Mailbox()
+    box.allocate(1 << 10, 4 << 10)
+    return box
+
+
+def pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return read, write
+
+
+def received(box: Mailbox, read: int) -> list[object]:
+    notes = Notes().feed(os.read(read, 1 << 16))
+    return [Inbox(box.file).read(*note) for note in notes]
+
+
+def test_messages_arrive_in_order_with_their_arrays(small: Mailbox) -> None:
+    read, write = pipe()
+    small.connect(write, "first")
+    numbers = [small.send(("values", np.arange(n, dtype=np.float64))) for n in (0, 3, 1000)]
+    assert numbers == [1, 2, 3]
+    first, *others = received(small, read)
+    assert first == "first"
+    for n, (name, values) in zip((0, 3, 1000), others, strict=True):  # type: ignore[misc]
+        assert name == "values"
+        np.testing.assert_array_equal(values, np.arange(n))
+    small.close()
+
+
+def test_memory_is_bounded_and_freed_in_any_order(small: Mailbox) -> None:
+    _, write = pipe()
+    small.connect(write, None)
+    large = np.zeros(2500)
+    assert [small.send(large) for _ in range(4)] == [1, 2, 3, None]
+    small.confirm(2)
+    assert small.send(np.zeros(5000)) is None  # two holes are not one
+    assert small.send(large) == 4
+    small.close()
+
+
+def test_a_full_pipe_refuses_and_does_not_block(small: Mailbox) -> None:
+    _, write = pipe()
+    small.connect(write, None)
+    while True:
+        try:
+            os.write(write, b"0" * 4096)
+        except BlockingIOError:
+            break
+    assert small.send("no room") is None
+    small.close()
+
+
+def test_the_next_writer_gets_what_was_not_confirmed(small: Mailbox) -> None:
+    read, write = pipe()
+    small.connect(write, "first")
+    for text in ("a", "b", "c"):
+        small.send(text)
+    small.confirm(1)
+    os.close(read)
+    small.send("d")  # to a writer that has ended
+    small.disconnect()
+    small.send("e")  # without one
+    read, write = pipe()
+    small.connect(write, "again")
+    assert small.unfinished() is None  # nobody has started with one
+    assert received(small, read) == ["again", "b", "c", "d", "e"]
+    assert small.unfinished() == 5  # the last one that was read
+    small.confirm(5)
+    assert small.unfinished() is None
+    small.close()
