@@ -93,12 +93,14 @@ def observe(
                 _step(distributed)
             with _CollectiveCounter() as own:
                 monitor.step(loss=loss)
+                # On a busy machine the first observation is launched while its record is awaited.
+                record = None if step % interval else monitor.last_record
             if step % interval:
                 usual = stepping.calls  # some optimizers communicate in their step
                 continue
-            if monitor.last_record is None or monitor.last_record.step != step:
+            if record is None or record.step != step:
                 raise DistmonError(f"the monitor has no record of step {step}")
-            records.append(monitor.last_record)
+            records.append(record)
             calls.append(own.calls + stepping.calls - usual)
             nbytes.append(own.nbytes)
     if distributed.close is not None:
