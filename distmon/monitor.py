@@ -9,30 +9,39 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.losses import Number
 from distmon.collect.own_hooks import Removable
 from distmon.collect.telemetry.model_hooks import install_telemetry_hooks
-from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.device import is_capturing
 from distmon.errors import CollectiveError, ConfigError
 from distmon.record.record import Record
 from distmon.runtime.assembly import Parts
 from distmon.runtime.decisions import PATIENCE_S
 from distmon.runtime.idle_lane import idle_lane
-from distmon.runtime.observation_cycle import ObservationCycle, Optimizer
+from distmon.runtime.observation_cycle import Optimizer
 from distmon.runtime.process_end import close_at_exit, close_with_models
-from distmon.runtime.schedule import StepSchedule
-from distmon.runtime.self_cost import SelfCost
-from distmon.runtime.state import STATE_VERSION, state_hash, upgrade
+from distmon.runtime.saved_state import SavedState
+from distmon.runtime.step_completion import StepCompletion
 from distmon.runtime.step_hint import StepHint
+
+_Value = TypeVar("_Value")
+
+
+class _Part(Generic[_Value]):
+    """A part of the monitor, read after the idle lane has settled what it counted for it."""
+
+    def __init__(self, read: Callable[[Parts], _Value]) -> None:
+        self._read = read
+
+    def __get__(self, monitor: Monitor, owner: type[Monitor] | None = None) -> _Value:
+        monitor.lane.settle()
+        return self._read(monitor.parts)
 
 
 class Monitor:
@@ -43,58 +52,38 @@ class Monitor:
     """
 
     enabled = True
+    schedule = _Part(lambda parts: parts.schedule)
+    """Step numbers, and which steps are observed."""
+    cycle = _Part(lambda parts: parts.cycle)
+    """The observations, from snapshot to alerts."""
+    finite_watch = _Part(lambda parts: parts.finite_watch)
+    """The watch for NaN and Inf in loss and gradient norm."""
+    telemetry = _Part(lambda parts: parts.telemetry)
+    """What this rank measures about itself."""
+    cost = _Part(lambda parts: parts.cost)
+    """The monitor's own time."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self.parts = parts
         self.actions = parts.actions
         self.faults = parts.faults
         self.closed = False
         self._device = parts.cycle.observer.plan.device
         self._hint = StepHint(parts.cycle.observer.ranks.rank)
         self._hooks: list[Removable] = []
-        self._exchanged = True
         self._training_thread: int | None = None
         """The thread of `step`, from the first step on; only it may take observations on."""
-        self._known_state: dict[str, Any] = {}
+        self._saved = SavedState(parts)
         # A compiler that traced into them, from the hooks of a compiled optimizer step, would
         # recompile at every change of the monitor's state.
         disable: Any = torch.compiler.disable
         names = ("before_step", "after_step", "check", "step")
         own = {name: disable(getattr(self, name)) for name in names}
-        self._lane = idle_lane(parts, own, self._hint.step_called, parts.native)
-        for name, call in self._lane.calls.items():
+        self.lane = idle_lane(parts, own, self._hint.step_called, parts.native)
+        self._completion = StepCompletion(parts, self.lane, self._hint.step_called)
+        for name, call in self.lane.calls.items():
             setattr(self, name, call)  # it calls the method unless the step is idle
         close_at_exit(self)
-
-    @property
-    def schedule(self) -> StepSchedule:
-        """Step numbers, and which steps are observed."""
-        self._lane.settle()
-        return self._parts.schedule
-
-    @property
-    def cycle(self) -> ObservationCycle:
-        """The observations, from snapshot to alerts."""
-        self._lane.settle()
-        return self._parts.cycle
-
-    @property
-    def finite_watch(self) -> FiniteWatch:
-        """The watch for NaN and Inf in loss and gradient norm."""
-        self._lane.settle()
-        return self._parts.finite_watch
-
-    @property
-    def telemetry(self) -> RankTelemetry:
-        """What this rank measures about itself."""
-        self._lane.settle()
-        return self._parts.telemetry
-
-    @property
-    def cost(self) -> SelfCost:
-        """The monitor's own time."""
-        self._lane.settle()
-        return self._parts.cost
 
     @property
     def last_record(self) -> Record | None:
@@ -105,7 +94,7 @@ class Monitor:
         `on_alert`, it waits for nothing: it is the newest one that this process has.
         """
         if self._is_other_thread:
-            return self._parts.cycle.known_record
+            return self.parts.cycle.known_record
         try:
             if not self.closed:
                 self.cycle.settle(PATIENCE_S)
@@ -125,10 +114,10 @@ class Monitor:
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
         disable: Any = torch.compiler.disable  # see __init__; a compiled entry is never traced
-        before = self._lane.calls.get("before_step") or disable(
+        before = self.lane.calls.get("before_step") or disable(
             lambda optimizer, *_: self.before_step(optimizer)
         )
-        after = self._lane.calls.get("after_step") or disable(
+        after = self.lane.calls.get("after_step") or disable(
             lambda optimizer, *_: self.after_step(optimizer)
         )
         for optimizer in self.cycle.observer.optimizers:
@@ -160,9 +149,8 @@ class Monitor:
                 return
             self.telemetry.optimizer_begins()
             if self.schedule.coming_is_observed:
-                begin = self.cost.now()
-                self.cycle.arm(optimizer)
-                self.cost.add_since(begin)
+                with self.cost.counted():
+                    self.cycle.arm(optimizer)
         except Exception as error:
             self.faults.report("before_step", error)
 
@@ -178,9 +166,8 @@ class Monitor:
             self._hint.optimizer_stepped(optimizer)
             self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
             if optimizer in self.cycle.armed:
-                begin = self.cost.now()
-                self.cycle.measure(optimizer, ran=True)
-                self.cost.add_since(begin)
+                with self.cost.counted():
+                    self.cycle.measure(optimizer, ran=True)
         except Exception as error:
             self.faults.report("after_step", error)
 
@@ -193,9 +180,8 @@ class Monitor:
         if self.closed:
             return
         try:
-            if is_capturing(self._device):
-                return
-            self.finite_watch.report(self.schedule.coming, loss=loss, grad_norm=grad_norm)
+            if not is_capturing(self._device):
+                self.finite_watch.report(self.schedule.coming, loss=loss, grad_norm=grad_norm)
         except Exception as error:
             self.faults.report("check", error)
 
@@ -225,10 +211,8 @@ class Monitor:
             return
         try:
             if self.schedule.take_task_turn():
-                begin = self.cost.now()
-                with self.telemetry.paused():
+                with self.cost.counted(), self.telemetry.paused():
                     self.cycle.measure_tasks(losses)
-                self.cost.add_since(begin)
         except Exception as error:
             self.faults.report("task_losses", error)
 
@@ -261,56 +245,22 @@ class Monitor:
         if self.closed:
             return
         self._training_thread = threading.get_ident()
-        before, self._exchanged = self._parts.schedule.counted, False
+        counted, self._completion.exchanged = self.parts.schedule.counted, False
         try:
-            self.faults.guard("step", self._lane.settle)
-            self._step(step, tokens, samples, (loss, grad_norm, lr))
-            self._hint.step_called()
+            self._completion.complete(step, tokens, samples, (loss, grad_norm, lr))
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
             self.faults.report("step", error)
-            self._make_up_for_step(before)
+            self._make_up_for_step(counted)
         if (stopped := self.actions.stopped) is not None and not self.closed:
             self.cycle.stop_together(stopped)
             self.close()
             raise stopped
 
-    def _step(
-        self,
-        step: int | None,
-        tokens: Number | None,
-        samples: Number | None,
-        signals: tuple[Number | None, Number | None, Number | None],
-    ) -> None:
-        """Complete a step: each part is done whatever happens in the others."""
-        schedule, first, before = self.schedule, not self.schedule.begun, self.schedule.counted
-        begin = time.perf_counter()
-        self.faults.guard("step", lambda: schedule.advance(step))
-        if schedule.counted == before:
-            schedule.advance_anyway()  # counted on all ranks, whatever failed on this one
-        self.faults.guard("step", lambda: self.telemetry.step_ends(begin, tokens, samples))
-        self.faults.guard("step", lambda: self.cycle.take_in(*signals))
-        idle = self.cycle.at_rest and not schedule.is_observed
-        if not idle:
-            self.cycle.run()
-        self._exchanged = True
-        self.faults.guard("step", self.cycle.prepare_step)
-        self.faults.guard("step", self._begin_step)
-        self.cost.add_step(begin, idle=idle and not first)
-        self._lane.open()
-
-    def _begin_step(self) -> None:
-        self.telemetry.step_begins(self.schedule.coming, self.schedule.next_observation)
-
-    def _make_up_for_step(self, before: int) -> None:
-        """Do after an error what other ranks count on: the step counts, and it is exchanged."""
+    def _make_up_for_step(self, counted: int) -> None:
         try:
-            if self.schedule.counted == before:
-                self.schedule.advance_anyway()
-            self.cycle.observer.losses.complete(self.schedule.completed)
-            if not self._exchanged:
-                self.cycle.run()
+            self._completion.make_up(counted)
         except Exception as error:
             self._end_monitoring(CollectiveError(f"{type(error).__name__}: {error}"))
 
@@ -329,31 +279,16 @@ class Monitor:
         since the last observation are this rank's own, and count as if all ranks had them. On
         another thread than that of `step` it is the state that was returned last.
         """
-        if self._is_other_thread:
-            return self._last_state()
         try:
-            cycle = self.cycle.state_dict()
-            self._known_state = {
-                "version": STATE_VERSION,
-                "schedule": self.schedule.state_dict(),
-                "finite_watch": self.finite_watch.state_dict(),
-                "cost": self.cost.state_dict(),
-                "cycle": cycle,
-            }
-            return dict(self._known_state)
+            if self._is_other_thread:
+                return self._saved.last()
+            self.lane.settle()
+            return self._saved.collect()
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
             self.faults.report("state", error, then="a run that resumes starts with a fresh one")
         return {}
-
-    def _last_state(self) -> dict[str, Any]:
-        if not self._known_state:
-            error = RuntimeError(
-                "state_dict was called on another thread than step, and only there"
-            )
-            self.faults.report("state", error, then="a run that resumes starts with a fresh one")
-        return dict(self._known_state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, on any number of ranks. Call it on every rank.
@@ -361,14 +296,15 @@ class Monitor:
         The empty state of a disabled monitor is a fresh start. So is one that cannot be read: it
         is logged, and nothing of it is loaded.
         """
-        before = self.state_dict()
+        if not state:
+            return
         try:
-            if state:
-                self._load(upgrade(state))
-                self.cycle.loaded_state = state_hash(state)
+            self.lane.settle()
+            self._saved.load(state)
+        except CollectiveError as error:
+            self._end_monitoring(error)
         except Exception as error:
             self.faults.report("loading the state", error, then="continuing from a fresh state")
-            self.faults.guard("loading the state", lambda: self._load(before))
 
     def plot(self) -> Any:
         """Return a plotly figure of the run so far, for a notebook; on rank 0 only."""
@@ -410,10 +346,3 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self.cycle.worker.settle()
-        self.cycle.change_interval(self.cost.load_state_dict(state["cost"]))
-        self.schedule.load_state_dict(state["schedule"])
-        self.finite_watch.load_state_dict(state["finite_watch"])
-        self.cycle.load_state_dict(state["cycle"])

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from distmon.errors import CollectiveError
+
 log = logging.getLogger("distmon")
 _Result = TypeVar("_Result")
 
@@ -53,6 +55,17 @@ class FaultLog:
         except Exception as error:
             self.report(where, error)
             return None
+
+    def succeeds(self, where: str, call: Callable[[], object]) -> bool:
+        """Return whether `call` succeeds; a fault is reported, a failed collective is raised."""
+        try:
+            call()
+        except CollectiveError:
+            raise
+        except Exception as error:
+            self.report(where, error)
+            return False
+        return True
 
     def take_pending(self) -> str:
         """Return the text of the fault that spoils the coming observation, if any, and clear it."""

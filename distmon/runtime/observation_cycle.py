@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -21,25 +20,23 @@ from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.losses import Number, host_value, one_number
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.errors import CollectiveError
-from distmon.record.builder import DIFFERENT
 from distmon.record.record import Record
 from distmon.rules.nonfinite import immediate_alert
 from distmon.runtime.actions import AlertActions, TrainingStopped
-from distmon.runtime.agreement import StartAgreement
-from distmon.runtime.arrived import Arrived
+from distmon.runtime.arrivals import POLL_SECONDS, Arrivals, FollowUp
 from distmon.runtime.decisions import PATIENCE_S, Decisions, patience_s
 from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.interval_change import IntervalChange
+from distmon.runtime.model_watch import ModelWatch
 from distmon.runtime.observer import Observer
 from distmon.runtime.run_end import RunEnd
+from distmon.runtime.run_start import RunStart
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.worker import Evaluation
-from distmon.writer.evaluator import Evaluated
 
 Optimizer = torch.optim.Optimizer
 log = logging.getLogger("distmon")
-_POLL_SECONDS: Final = 0.0005
 MOST_OPTIMIZERS: Final = 8
 """Of more, as with one per parameter, all are measured together in `step()`: each would need a
 snapshot and a pass of its own. A gradient that is freed before `step()` is then not measured."""
@@ -66,8 +63,6 @@ class ObservationCycle:
     ) -> None:
         self.observer = observer
         self.worker = worker
-        self.known_record: Record | None = None
-        """The newest record that this process has; for threads that must not wait for one."""
         self.evaluations = PendingEvaluations()
         self.lr: Number | None = None
         """The learning rate that the trainer reported last."""
@@ -78,24 +73,19 @@ class ObservationCycle:
         self._cost = cost
         self._actions = actions
         self._faults = faults
-        self._start_agreement = StartAgreement(observer.ranks)
+        self.run_start = RunStart(observer, worker, schedule, faults)
         ranks = observer.ranks
         self._decisions = Decisions(ranks.decisions, ranks.rank, ranks.size, actions.on_all_ranks)
         self._interval = IntervalChange()
-        self._arrived: deque[Arrived] = deque()
-        self._unpacked = 0
-        """Number of the newest observation in, or that has been in, `_arrived`."""
-        self._held: Arrived | None = None
-        self._begun = False
-        self._output_from: int | None = None
-        """The step that the run continues from, until its output has begun."""
-        self.loaded_state = 0
-        """Hash of the state that this process has continued from; 0 for none."""
+        follow_up = FollowUp(self._decisions, self._interval, actions, cost, faults)
+        self._arrivals = Arrivals(
+            observer, worker, self.evaluations, finite_watch, self._interval, follow_up, faults
+        )
         self._end = RunEnd(observer, worker, schedule, self.evaluations, faults)
         self.join = self._end.join
         self._due = 0
         """Observations that this rank has to send, one for each observed step."""
-        self._inside_every = observer.config.inside.every
+        self.model_watch = ModelWatch(observer, faults)
         self.armed: list[Optimizer | None] = []
         """Optimizers whose sampled weights were kept in this step; None stands for all of them."""
         self.prepare_step()
@@ -103,12 +93,11 @@ class ObservationCycle:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
-        return self._begun and not (
-            self.observer.outbox
-            or self._arrived
+        return self.run_start.begun and not (
+            self._arrivals
             or self.worker.busy
             or self._decisions.enabled
-            or self._start_agreement.pending
+            or self.run_start.pending
             or self.observer.sent != self._due
             or self.observer.spectra.busy
         )
@@ -171,152 +160,40 @@ class ObservationCycle:
             raise CollectiveError(f"{type(error).__name__}: {error}") from error
 
     def _run(self) -> None:
-        if not self._begun:
-            self._begin()
+        if not self.run_start.begun:
+            self.run_start.begin()
         observed, since = self._schedule.is_observed, self._schedule.steps_since_observation
         if observed:
-            if self._output_from is not None:  # it failed before
-                self._guarded("run folder", self._begin_output)
             self._schedule.started()
             self._due += 1
-            if self.observer.ranks.on_device:  # what is on a device cannot be held back
-                self._start_agreement.join()
-        self._guarded("arrival", self.advance)
+            self.run_start.before_observation()
+        self._faults.succeeds("arrival", self.advance)
         is_point = self._decisions.is_point(since, observed)
         if is_point and (found := self._decisions.exchange(self.patience_s)):
             begin = self._cost.now()
             self._actions.act(found)
             self._cost.exclude_since(begin)  # functions of the user's
-        self._advance_spectra(begin=observed and self._measures_inside)
+        self.model_watch.advance_spectra(begin=observed and self.model_watch.inside_is_due)
         if observed:
-            self._guarded("send", self._start)
+            self._faults.succeeds("send", self._send)
             while self.observer.sent < self._due:
                 self.observer.send_nothing(self._schedule.completed)
-            self._change_interval()
-            self._guarded("arrival", self.advance)
-
-    def _begin(self) -> None:
-        """Compare with the other ranks, without waiting for them, where this process starts."""
-        schedule = self._schedule
-        self._start_agreement.begin(
-            schedule.completed, schedule.interval, schedule.next_observation, self.loaded_state
-        )
-        self._begun = True
-        self.observer.outbox.held = self._start_agreement.pending
-        self._output_from = max(0, schedule.completed - 1)
-        self._guarded("run folder", self._begin_output)
-
-    def _begin_output(self) -> None:
-        if self._output_from is not None:
-            self.worker.begin(self._output_from)
-            self._output_from = None
-
-    @property
-    def _measures_inside(self) -> bool:
-        """Whether the inside of the model is measured at the coming observation, or this one."""
-        return (self.observer.sent % self._inside_every) == 0
-
-    def _advance_spectra(self, begin: bool) -> None:
-        """Take the estimate of spectral norms on; what fails there ends nothing else."""
-        try:
-            spectra = self.observer.spectra
-            found = spectra.advance()
-            if begin and not spectra.busy:
-                spectra.begin()
-                found = spectra.advance() if found is None else found
-            if found is not None:
-                self.observer.inside.spectra = found
-        except Exception as error:
-            self._faults.report("spectra", error)
-
-    def _guarded(self, where: str, call: Callable[[], None]) -> None:
-        """Report what fails here; a failed collective is raised."""
-        try:
-            call()
-        except CollectiveError:
-            raise
-        except Exception as error:
-            self._faults.report(where, error)
+            interval = self._arrivals.wait_for_interval(self._due, self.patience_s)
+            if interval is not None:
+                self._cost.adopt(interval)
+                self.change_interval(interval)
+            self._faults.succeeds("arrival", self.advance)
 
     def advance(self) -> None:
         """Take everything in flight as far as it has come. Never waits."""
-        outbox = self.observer.outbox
-        self._start_agreement.check()
-        outbox.held = self._start_agreement.pending
-        if outbox.held:
-            return
-        while (landed := outbox.first_arrived()) is not None:
-            if landed.number > self._unpacked:
-                self._arrived.append(self.observer.unpack(landed))
-                self._unpacked = landed.number
-            outbox.remove_first()
-        while self._arrived and self._arrived[0].search.poll():
-            self._hand_over(self._arrived[0])
-            self._arrived.popleft()
-        for evaluated in self.worker.finished():
-            if isinstance(evaluated, Evaluated):
-                self._follow(evaluated)
-            else:
-                self._faults.report("record", evaluated)
-
-    def _hand_over(self, arrived: Arrived) -> None:
-        """Give an observation to the evaluation of this rank, once."""
-        if arrived.handed_over:
-            return
-        self._interval.arrive(arrived.number, arrived.fields)
-        arrived.handed_over = True
-        try:
-            on_rank_0 = self.worker.path is not None
-            observation = arrived.observation(copied=on_rank_0)
-            self.evaluations.arrived(arrived.number)
-            self._finite_watch.observed(arrived.local.evidence, observation.has_nonfinite)
-            if not self.worker.submit(observation):
-                raise TimeoutError(f"evaluation is behind: dropped step {observation.step}")
-        except Exception as error:
-            self._faults.report("record", error)
-        # Other ranks than 0 may still derive a record from the newest buffers.
-        self._held, before = arrived, self._held
-        if before is not None:
-            self.observer.outbox.pool.give(before.buffers)
-
-    def _follow(self, evaluated: Evaluated) -> None:
-        """Rank 0: decide on what was evaluated."""
-        self.known_record = evaluated.record or self.known_record
-        for what, error in evaluated.failures.items():
-            self._faults.report(what, error)
-        for fault in evaluated.faults:
-            if DIFFERENT in fault:
-                log.error("distmon: %s", fault)
-        try:
-            self._decisions.decide(self._actions.decide(evaluated.alerts))
-            if self._interval.wanted:
-                return
-            stretch = self._cost.evaluate(evaluated.cost)
-            if stretch is not None:
-                log.warning("distmon: %s", stretch)
-                self._interval.wanted = stretch.after
-        except Exception as error:
-            self._faults.report("decision", error)
+        if self.run_start.check():
+            self._arrivals.advance()
 
     @property
     def patience_s(self) -> float:
         """Longest wait in a step for other ranks, which may be some steps behind."""
         timeout = self.observer.ranks.timeout_s
         return patience_s(self._telemetry.steps.longest_recent, timeout)
-
-    def _change_interval(self) -> None:
-        """Change the interval, at the observation at which all ranks do."""
-        begin, patience = time.monotonic(), self.patience_s
-        while self._interval.must_wait(self._due):
-            if time.monotonic() > begin + patience:
-                raise CollectiveError(
-                    f"an observation on which the interval depends took over {patience:g} s"
-                )
-            time.sleep(_POLL_SECONDS)
-            self.advance()
-        if (interval := self._interval.take(self._due)) is not None:
-            self._cost.adopt(interval)
-            self.change_interval(interval)
 
     def change_interval(self, interval: int) -> None:
         """Observe every `interval` steps from now on."""
@@ -329,21 +206,7 @@ class ObservationCycle:
         self.armed = []
         if self._schedule.counted:
             self.observer.losses.complete(self._schedule.completed)
-        gain, inside = self.observer.gain, self.observer.inside
-        observed = self._schedule.coming_is_observed
-        if not observed and gain.at_rest and inside.at_rest:
-            return
-        first = not self._schedule.begun
-        for what, hooks, wanted in (
-            ("gradient gain", gain, observed),
-            ("inside", inside, observed and self._measures_inside),
-        ):
-            if fault := hooks.take_fault():
-                self._faults.report(what, fault)
-            try:
-                hooks.arm(wanted, first=first)
-            except Exception as error:
-                self._faults.report(what, error)
+        self.model_watch.arm(self._schedule.coming_is_observed, first=not self._schedule.begun)
 
     def settle(self, seconds: float, device: bool = False) -> bool:
         """Wait until everything is evaluated, at most `seconds`, for a `device` only if asked to.
@@ -353,7 +216,7 @@ class ObservationCycle:
         deadline = time.monotonic() + seconds
         while True:
             self.advance()
-            if not (self._start_agreement.pending or self.observer.outbox or self._arrived):
+            if not (self.run_start.pending or self._arrivals):
                 evaluated = self.worker.settle(max(0.0, deadline - time.monotonic()))
                 self.advance()
                 return evaluated
@@ -361,19 +224,22 @@ class ObservationCycle:
                 return False
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
+
+    @property
+    def known_record(self) -> Record | None:
+        """The newest record that this process has; for threads that must not wait for one."""
+        return self._arrivals.known_record
 
     def newest_record(self) -> Record | None:
         """Return the newest record; waits for its evaluation. Other ranks than 0 derive it here."""
-        self.known_record = self.worker.newest_record
-        return self.known_record
+        return self._arrivals.newest_record()
 
     def flush(self) -> None:
         """Deliver what is pending, within a limit, without entering a collective."""
-        if self._output_from is not None:
-            self._guarded("run folder", self._begin_output)
+        self.run_start.begin_output()
         self.settle(PATIENCE_S / 2, device=True)
-        if self.observer.outbox or self._arrived:
+        if self._arrivals:
             self._give_up("not all ranks have sent it")
         else:
             self._end.post_rest(self.lr)
@@ -386,7 +252,7 @@ class ObservationCycle:
         if self.worker.path is not None:
             log.warning("distmon: training is %s", stopped)
             self._faults.guard("stop", lambda: self.settle(PATIENCE_S))
-            if not (self.observer.outbox or self._arrived):
+            if not self._arrivals:
                 self._end.post_rest(self.lr)
             self._faults.guard("stop", self.worker.close)
         try:
@@ -405,9 +271,7 @@ class ObservationCycle:
 
     def _give_up(self, why: str) -> None:
         """Forget what is in flight, and record that it is lost."""
-        lost = [*(each.local.step for each in self._arrived), *self.observer.outbox.abandon()]
-        self._arrived.clear()
-        self._end.give_up(why, lost, self.lr)
+        self._end.give_up(why, self._arrivals.abandon(), self.lr)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps. Waits for the device, and at most a moment for ranks."""
@@ -436,12 +300,10 @@ class ObservationCycle:
 
     def close(self) -> None:
         """Remove the hooks of the blocks; end the worker, its output and the process groups."""
-        self.observer.gain.remove()
-        self.observer.inside.remove()
-        self.observer.spectra.close()
+        self.model_watch.close()
         self._end.close()
 
-    def _start(self) -> None:
+    def _send(self) -> None:
         """Send the observation, on every rank, whatever happened here."""
         # What no optimizer has stepped, or what many have stepped.
         self.measure(None, ran=self._together and bool(self.armed))

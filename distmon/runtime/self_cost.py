@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from distmon.own_threads import ThreadCosts
@@ -28,6 +29,13 @@ class SelfCost:
     def add_since(self, begin: float) -> None:
         """Add the time since `begin`, a value of `now`."""
         self._seconds += self.now() - begin
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Add the time that is spent in the context, unless it raises."""
+        begin = self.now()
+        yield
+        self.add_since(begin)
 
     def add_step(self, begin: float, idle: bool) -> None:
         """Add the time since `begin`, spent in a `step()`; `idle` ones are also counted apart."""

@@ -83,8 +83,8 @@ ARGUMENTS: dict[str, Callable[[int, torch.Tensor], dict[str, Any]]] = {
 def test_records_are_the_same_with_and_without_it(kind: str, tmp_path: Path) -> None:
     lane, mine = train(tmp_path / "a", "native", 2 * INTERVAL, ARGUMENTS[kind])
     none, theirs = train(tmp_path / "b", "torch", 2 * INTERVAL, ARGUMENTS[kind])
-    assert isinstance(lane._lane, CompiledLane)
-    assert type(none._lane) is PythonLane
+    assert isinstance(lane.lane, CompiledLane)
+    assert type(none.lane) is PythonLane
     same(mine, theirs)
     assert mine[-1]["losses"].keys() == theirs[-1]["losses"].keys()
 

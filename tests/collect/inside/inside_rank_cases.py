@@ -28,7 +28,7 @@ def settle_spectra(monitor: Monitor) -> None:
     """Take the sweep of this step to its end, as later steps would."""
     deadline = time.monotonic() + 60
     while monitor.cycle.observer.spectra.busy and time.monotonic() < deadline:
-        monitor.cycle._advance_spectra(begin=False)
+        monitor.cycle.model_watch.advance_spectra(begin=False)
         time.sleep(0.001)
 
 
