@@ -24,7 +24,12 @@ __all__ = ["Delivery", "Sink", "SinkContext", "SinkFactory", "build_factories", 
 
 WITH_PARAM_TAGS: Final = {"tensorboard", "wandb", "mlflow"}
 """Sinks that log the parameters of `param_tags`."""
-_PRELOADED: Final = {"tensorboard": ("tensorboard.summary.writer.event_file_writer",)}
+_PRELOADED: Final = {
+    "tensorboard": (
+        "tensorboard.summary.writer.record_writer",
+        "tensorboard.compat.proto.event_pb2",
+    )
+}
 """Modules that a sink imports when it is opened."""
 
 

@@ -216,6 +216,7 @@ def test_a_read_only_folder_is_written_again(folder: RunFolder, make_record: Mak
     assert [record["step"] for record in read_run(folder.path).records] == [1, 2]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("what", ["folder", "file"])
 def test_event_files_are_written_again(
     what: str, folder: RunFolder, make_record: MakeRecord, capfd: pytest.CaptureFixture[str]
