@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from benchmarks.fuzz.mutations import (
     ODD_TEXTS,
@@ -20,6 +21,8 @@ from benchmarks.fuzz.mutations import (
 )
 from benchmarks.fuzz.readers import Outcome, readers_of, run_reader
 from benchmarks.fuzz.seeds import write_seeds
+
+LARGEST_MUTATED: Final = 64 << 20
 
 
 @dataclass
@@ -98,6 +101,8 @@ def _kind(name: str) -> str:
 
 
 def _mutate(file: Path, draw: random.Random) -> None:
+    if file.stat().st_size > LARGEST_MUTATED:  # by the mutation before this one
+        return
     kind = draw.random()
     if kind < 0.04:
         replace_file(file, draw)

@@ -50,6 +50,8 @@ class RunFolder:
         """World size of this attempt; None until `begin_attempt`."""
         self.claim: Claim | None = None
         """That this process alone writes here; None where nothing was claimed."""
+        self.second: Path | None = None
+        """Where entries wait while this folder cannot be written; None: in memory only."""
         self._info = info
         self._unwritten = False
         """Whether `run.json` lacks this attempt because it could not be written."""
@@ -145,6 +147,14 @@ class RunFolder:
             if self.attempt not in known:
                 self._unwritten = True
                 self._write()
+
+    def at(self, path: Path) -> Self:
+        """Return the same attempt in another folder, which is not claimed."""
+        other = type(self)(path, self._info, self._now)
+        other.attempt, other._unwritten = self.attempt, False
+        other.resumed_from, other.world_size = self.resumed_from, self.world_size
+        other._lock = self._lock  # several sinks may restore it at the same time
+        return other
 
     def release(self) -> None:
         """Let another process continue this folder. Safe to call twice."""

@@ -15,6 +15,7 @@ from distmon.rules.alert import Alert
 from distmon.runs.run_folder import RunFolder, strict_json
 from distmon.sinks.atomic_append import append_atomically, check_in_place
 from distmon.sinks.base import SinkContext
+from distmon.sinks.moved_entries import move_entries, whole_lines
 from distmon.untrusted.files import open_for_append
 
 
@@ -48,6 +49,21 @@ class JsonlSink:
         check_in_place(self._alerts, self._folder.alerts_path)
         entry = {**alert.to_dict(), "attempt": self._attempt, "time": self._clock()}
         _append_line(self._alerts, entry)
+
+    def take_in(self, folder: RunFolder) -> int:
+        """Move the records, alerts and gaps of another folder here; return their number."""
+        own = self._folder
+        gaps = _open_lines(own.gaps_path) if os.path.lexists(folder.gaps_path) else None
+        try:
+            moved = move_entries(
+                folder.records_path, own.records_path, self._records, whole_lines
+            ) + move_entries(folder.alerts_path, own.alerts_path, self._alerts, whole_lines)
+            if gaps is not None:
+                move_entries(folder.gaps_path, own.gaps_path, gaps, whole_lines)
+        finally:
+            if gaps is not None:
+                os.close(gaps)
+        return moved
 
     def close(self) -> None:
         # Each is closed whatever fails: storage that fails is opened again and again.
