@@ -19,7 +19,7 @@ START_S: Final = 60.0
 """Longest time that a writer may take to import what it needs."""
 FIRST_PAUSE_S: Final = 10.0
 """Pause before a writer is replaced again; it doubles up to `LONGEST_PAUSE_S`."""
-LONGEST_PAUSE_S: Final = 3600.0
+LONGEST_PAUSE_S: Final = 600.0
 STEADY_S: Final = 600.0
 """A writer that has confirmed messages for so long is replaced at once, as the first one is."""
 _RUN: Final = (
