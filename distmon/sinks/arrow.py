@@ -17,7 +17,7 @@ from distmon.runs.run_folder import RunFolder
 from distmon.sinks.atomic_append import append_atomically, check_in_place
 from distmon.sinks.base import SinkContext
 from distmon.sinks.moved_entries import move_entries
-from distmon.untrusted.files import open_for_append, open_regular
+from distmon.untrusted.files import open_for_append, open_regular, set_aside_other_than_file
 
 
 def open_sink(context: SinkContext) -> ArrowSink:
@@ -65,6 +65,7 @@ class ArrowSink:
 
 def _open_history(path: Path) -> int:
     """Open the file at the end of its last whole batch, ready to append."""
+    set_aside_other_than_file(path)
     end = _end_of_usable_part(path) if path.exists() else 0
     if end is None:
         path.rename(params_file.next_set_aside(path))

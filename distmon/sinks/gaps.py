@@ -12,7 +12,7 @@ from distmon.record.record import Record
 from distmon.rules.alert import Alert
 from distmon.runs.run_folder import GAPS_FILE, RunFolder, strict_json
 from distmon.sinks.atomic_append import append_atomically
-from distmon.untrusted.files import open_for_append
+from distmon.untrusted.files import open_for_append, set_aside_other_than_file
 
 
 class GapLog:
@@ -61,6 +61,7 @@ class GapLog:
 
 def _appended(path: Path, lines: bytes) -> bool:
     try:
+        set_aside_other_than_file(path)
         descriptor = open_for_append(path)
         try:
             append_atomically(descriptor, lines)

@@ -273,3 +273,41 @@ def _events(folder: Path) -> Iterator[Any]:
 
     for file in sorted(filter(Path.is_file, folder.iterdir())):
         yield from LegacyEventFileLoader(str(file)).Load()
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "pipe", "nothing", "garbage", "half"])
+@pytest.mark.parametrize("name", ["records.jsonl", "alerts.jsonl", "params.arrow", "run.json"])
+def test_one_bad_file_does_not_stop_the_others(
+    name: str, what: str, folder: RunFolder, make_record: MakeRecord
+) -> None:
+    sinks = delivering(folder)
+    for number in (1, 2):
+        sinks.post_record(numbered(make_record, number))
+    sinks.post_alert(Alert("frozen", "warning", 2, "it is frozen"))
+    wait_until(written(sinks, 3))
+    damage(folder.path / name, what)
+    for number in (3, 4):
+        sinks.post_record(numbered(make_record, number))
+    sinks.post_alert(Alert("frozen", "warning", 4, "it is frozen"))
+    assert all(not each["failed"] + each["dropped"] for each in sinks.close(60).values())
+    run = read_run(folder.path)
+    assert {3, 4} <= {record["step"] for record in run.records}
+    assert {4} <= {alert["step"] for alert in run.alerts}
+    assert {3, 4} <= {*run.params["step"].to_pylist()}
+    if name != "records.jsonl":
+        assert [record["step"] for record in run.records] == [1, 2, 3, 4]
+
+
+def damage(file: Path, what: str) -> None:
+    content = file.read_bytes()
+    file.unlink()
+    if what == "folder":
+        file.mkdir()
+    elif what == "link":
+        file.symlink_to("/dev/null")
+    elif what == "pipe":
+        os.mkfifo(file)
+    elif what == "garbage":
+        file.write_bytes(b"\xff{" * 3000)
+    elif what == "half":
+        file.write_bytes(content[: len(content) // 2])
