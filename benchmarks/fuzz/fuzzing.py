@@ -85,7 +85,8 @@ class Fuzzer:
         if source.is_dir():
             shutil.copytree(source, path)
             for _ in range(draw.choice((1, 1, 2))):
-                file = draw.choice(sorted(path.iterdir()))
+                files = sorted(path.iterdir())
+                file = draw.choice(files) if files else path
                 if file.is_file() and not file.is_symlink():
                     _mutate(file, draw)
             return _kind(name)

@@ -16,6 +16,7 @@ from distmon.cli.show import print_run
 from distmon.config import load_config
 from distmon.errors import ConfigError, DistmonError, RunFolderError
 from distmon.replay import LogError, load_rules, replay_run
+from distmon.replay.run_folders import records_of_run
 from distmon.report.view import build_view
 from distmon.runs import params_file
 from distmon.runs.open_run import open_run
@@ -86,6 +87,13 @@ def test_a_huge_sparse_file_and_a_huge_line(run: Path) -> None:
     os.truncate(run / "run.json", 1 << 40)
     with pytest.raises(RunFolderError, match="larger than 256 MiB"):
         read_run(run)
+
+
+def test_a_null_in_the_place_of_a_list(run: Path) -> None:
+    lines = (run / "records.jsonl").read_text().splitlines()
+    lines[0] = json.dumps(json.loads(lines[0]) | {"evaluations": None, "faults": None})
+    (run / "records.jsonl").write_text("\n".join(lines) + "\n")
+    assert records_of_run(read_run(run))
 
 
 def test_wrong_types_are_left_out_and_named(run: Path) -> None:
