@@ -312,6 +312,9 @@ class MonitorConfig(_Section):
     """Globs of the parameter names that are not."""
     run_dir: Path | None = None
     """The run folder, continued when it exists; absent: `runs/<script>-<date>-<time>`."""
+    spool_dir: Path | None = None
+    """A second folder, on another disk, where records wait while the run folder cannot be written;
+    absent: they wait in memory."""
     sinks: Annotated[tuple[SinkName, ...], BeforeValidator(_as_list)] = (
         "console",
         "jsonl",
@@ -321,7 +324,8 @@ class MonitorConfig(_Section):
     writer: Literal["process", "thread"] = "process"
     """`process`: derive, evaluate and write beside the training; `thread`: within it."""
     queue_size: int = Field(default=64, ge=1, le=10**6)
-    """Records a sink may fall behind before newer ones are dropped and counted."""
+    """Records that a sink may fall behind before newer ones are dropped and counted; sinks that
+    write files have 64 MiB instead."""
     total_steps: int | None = Field(default=None, ge=1, le=10**12)
     """Length of the run, shown by the console as `step:20/300`."""
     param_tags: NameList = ()

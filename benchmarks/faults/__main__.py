@@ -19,14 +19,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", default="*", help="glob: disk, rules, sinks, values, ...")
     parser.add_argument("--name", default="*", help="glob of the names of faults")
-    parser.add_argument("--writer", default="thread", choices=("thread", "process"))
+    parser.add_argument("--writer", default="process", choices=("thread", "process"))
     parser.add_argument("--every", type=int, default=1, help="only every n-th fault")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="skip so many first")
+    parser.add_argument("--progress", action="store_true", help="print every fault")
     given = parser.parse_args()
     chosen = [
         fault
         for fault in all_faults()
         if fnmatch(fault.family, given.family) and fnmatch(fault.name, given.name)
-    ][:: given.every]
+    ][given.first :: given.every]
     import distmon.attach  # imported once, so that the children of the fork need not
     import distmon.runtime.assembly  # noqa: F401
 
@@ -35,7 +37,7 @@ def main() -> int:
     try:
         for result in run_faults(_mixed(chosen), given.writer):
             results.append(result)
-            _print_bad(result)
+            _print_bad(result, given.progress)
     except KeyboardInterrupt:
         print(f"interrupted after {len(results)} of {len(chosen)} faults")
     print("\n".join(table(results)))
@@ -75,7 +77,7 @@ def table(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _print_bad(result: Result) -> None:
+def _print_bad(result: Result, always: bool) -> None:
     outcome = result.outcome
     marks = {
         "HARMED": not result.survived,
@@ -85,7 +87,9 @@ def _print_bad(result: Result) -> None:
         f"attach {outcome.attach_s:.1f} s": outcome.attach_s > 10,
     }
     found = [mark for mark, holds in marks.items() if holds]
-    if found:
+    if missing := len(outcome.missing):
+        found.append(f"{missing} records missing")
+    if found or always:
         print(f"{result.fault.family}: {result.fault.name}: {', '.join(found)}", flush=True)
         for text in (outcome.reached_loop, outcome.traceback):
             if text:

@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.faults.planting import planted_for_a_while
 from benchmarks.faults.scene import Act, Fault, Scene
 
 ERRORS: tuple[type[BaseException], ...] = (
@@ -150,8 +151,9 @@ def _clocks() -> Iterator[Fault]:
         for name in ("time", "perf_counter", "monotonic"):
             if name == "monotonic" and change < 0:
                 continue
-            yield Fault("clocks", f"time.{name} jumps: {what}", middle=_clock(name, change))
-    yield Fault("clocks", "time.time raises", middle=_patched("time.time", _raising(OSError)))
+            before, middle, _ = planted_for_a_while((f"time.{name}", "", change))
+            yield Fault("clocks", f"time.{name} jumps: {what}", before, middle)
+    yield Fault("clocks", "time.time raises", *planted_for_a_while(("time.time", "OSError", 0.0)))
 
 
 def _network() -> Iterator[Fault]:
@@ -176,10 +178,9 @@ def _memory() -> Iterator[Fault]:
         "distmon.runs.params_file.batch_message",
     ):
         short = where.rpartition(".")[2]
-        yield Fault(
-            "memory", f"MemoryError in {short} for a while", *_for_a_while(where, MemoryError)
-        )
-        yield Fault("memory", f"OSError in {short} for a while", *_for_a_while(where, OSError))
+        for error in ("MemoryError", "OSError"):
+            acts = planted_for_a_while((where, error, 0.0))
+            yield Fault("memory", f"{error} in {short} for a while", *acts)
 
 
 def _raising(error: type[BaseException]) -> Callable[..., Any]:
@@ -326,15 +327,6 @@ def _signal_writer(number: int) -> Act:
     return act
 
 
-def _clock(name: str, change: float) -> Act:
-    real = getattr(time, name)
-    return _patched(f"time.{name}", lambda: real() + change)
-
-
-def _patched(name: str, replacement: Callable[..., Any]) -> Act:
-    return lambda scene: mock.patch(name, replacement).start() and None  # noqa: ARG005
-
-
 def _notify(urls: list[str]) -> Act:
     def act(scene: Scene) -> None:
         scene.config["notify"] = {"urls": urls, "severity": "info", "timeout_s": 0.5, "attempts": 1}
@@ -365,8 +357,3 @@ def _pester(scene: Scene) -> None:  # noqa: ARG001
                 client.sendall(os.urandom(2000))
         except OSError:
             continue
-
-
-def _for_a_while(where: str, error: type[BaseException]) -> tuple[None, Act, Act]:
-    patch = mock.patch(where, _raising(error))
-    return None, lambda _: patch.start() and None, lambda _: patch.stop() and None

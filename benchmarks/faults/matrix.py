@@ -13,9 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.faults import code, storage
 from benchmarks.faults.scene import FAULT_AT, LONGEST_S, STEPS, Fault, Outcome, train
+
+SAID: Final = (
+    *("lost", "dropped", "incomplete", "abandoned", "disabled", "instead", "did not finish"),
+    *("nothing more is recorded", "without this observation", "monitoring ends"),
+)
+"""Words of messages which say that records are missing, or where they are."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,7 @@ class Result:
         """Records that are missing, and nothing says so."""
         if self.fault.ends or self.outcome.named or self.outcome.refused:
             return 0
-        said = ("lost", "drop", "not written", "disabled", "cannot", "failed", "instead", "without")
-        if any(word in line for line in self.outcome.messages for word in said):
+        if any(word in line for line in self.outcome.messages for word in SAID):
             return 0
         first = FAULT_AT + 1 if self.fault.takes else 1
         return sum(step >= first for step in self.outcome.missing)

@@ -78,25 +78,30 @@ def _full() -> Iterator[Fault]:
         lambda s: subprocess.run(["umount", "-l", str(s.folder)], check=True) and None, takes=True,
     )  # fmt: skip
 
-    def limit(scene: Scene) -> None:  # noqa: ARG001
+    yield Fault("disk", "files may not grow", middle=_limited("FSIZE", 20_000))
+    yield Fault(
+        "disk", "files may not grow for a while", None,
+        _limited("FSIZE", 20_000), _limited("FSIZE", resource.RLIM_INFINITY),
+    )  # fmt: skip
+    yield Fault(
+        "disk", "no file can be opened for a while", None,
+        _limited("NOFILE", 3), _limited("NOFILE", 1024),
+    )  # fmt: skip
+
+
+def _limited(name: str, soft: int) -> Act:
+    """Set a limit of the training, and of the writer process if there is one."""
+
+    def act(scene: Scene) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        kind = getattr(resource, f"RLIMIT_{name}")
+        writer = getattr(scene.monitor.cycle.worker, "process", None)
+        for pid in (os.getpid(), *([] if writer is None else [writer.pid])):
+            hard = resource.prlimit(pid, kind)[1]
+            limit = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+            resource.prlimit(pid, kind, (limit, hard))
 
-    def unlimit(scene: Scene) -> None:  # noqa: ARG001
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-
-    yield Fault("disk", "files may not grow", middle=limit)
-    yield Fault("disk", "files may not grow for a while", None, limit, unlimit)
-
-    def no_files(scene: Scene) -> None:  # noqa: ARG001
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-
-    def files(scene: Scene) -> None:  # noqa: ARG001
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
-
-    yield Fault("disk", "no file can be opened for a while", None, no_files, files)
+    return act
 
 
 def _before() -> Iterator[Fault]:

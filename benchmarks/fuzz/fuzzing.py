@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from benchmarks.fuzz.mutations import (
     ODD_TEXTS,
@@ -20,6 +21,8 @@ from benchmarks.fuzz.mutations import (
 )
 from benchmarks.fuzz.readers import Outcome, readers_of, run_reader
 from benchmarks.fuzz.seeds import write_seeds
+
+LARGEST_MUTATED: Final = 64 << 20
 
 
 @dataclass
@@ -82,7 +85,8 @@ class Fuzzer:
         if source.is_dir():
             shutil.copytree(source, path)
             for _ in range(draw.choice((1, 1, 2))):
-                file = draw.choice(sorted(path.iterdir()))
+                files = sorted(path.iterdir())
+                file = draw.choice(files) if files else path
                 if file.is_file() and not file.is_symlink():
                     _mutate(file, draw)
             return _kind(name)
@@ -98,6 +102,8 @@ def _kind(name: str) -> str:
 
 
 def _mutate(file: Path, draw: random.Random) -> None:
+    if file.stat().st_size > LARGEST_MUTATED:  # by the mutation before this one
+        return
     kind = draw.random()
     if kind < 0.04:
         replace_file(file, draw)

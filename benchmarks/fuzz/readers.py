@@ -184,5 +184,8 @@ def _config(path: Path) -> None:
 def _environment(path: Path) -> None:
     from distmon.config import load_config
 
-    text = path.read_bytes()[:2000].decode("latin-1") if path.is_file() else ""
+    text = ""
+    if path.is_file():
+        with path.open("rb") as file:  # of an input that may have gigabytes
+            text = file.read(2000).decode("latin-1")
     load_config(environ={"DISTMON_RULES": text.replace("\0", "")})

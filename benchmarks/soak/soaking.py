@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
+STEADY_S: Final = 600.0
+"""A writer process that has worked for so long is replaced at once."""
 SINKS: Final = ("jsonl", "arrow", "tensorboard", "prometheus", "logging_lines")
 
 
@@ -33,7 +38,9 @@ class Soaked:
     """Seconds, MB of memory, open files, threads."""
     longest_s: float = 0.0
     missing: int = 0
-    """Observed steps without a record, and not named by the folder."""
+    """Observed steps without a record, in the run folder or one that took its place for a while."""
+    unnamed: int = 0
+    """Those of them of which the run folder does not say that they are missing."""
     named: list[str] = field(default_factory=list)
 
     def slope(self, column: int) -> float:
@@ -56,7 +63,8 @@ def soak(folder: Path, seconds: float, seed: int = 0, fault_every: int = 50) -> 
     run = folder / "run"
     config: dict[str, Any] = {
         "interval": 1, "first_observation": 1, "budget": None, "sinks": SINKS, "run_dir": str(run),
-        "prometheus": {"port": 0}, "replica_check": False, "total_steps": 10**9,
+        "prometheus": {"port": 0}, "spool_dir": str(folder / "spool"), "replica_check": False,
+        "total_steps": 10**9,
     }  # fmt: skip
     monitor = distmon.attach(model, optimizer, config)
     began = sampled = time.monotonic()
@@ -108,12 +116,33 @@ def _step(
 
 
 def _count(run: Path, soaked: Soaked) -> None:
+    from distmon.errors import DistmonError
     from distmon.runs.reader import read_run
 
     found = read_run(run, all_attempts=True)
     soaked.named = [*found.problems]
     present = {record["step"] for record in found.records}
-    soaked.missing = len(set(range(1, soaked.steps + 1)) - present)
+    # Holes before the last record are named by the numbers of the observations around them.
+    last = max(present, default=0)
+    for folder in run.parent.glob("between-*"):
+        with suppress(DistmonError):
+            present |= {each["step"] for each in read_run(folder, all_attempts=True).records}
+    missing = {*range(1, soaked.steps + 1)} - present
+    soaked.missing = len(missing)
+    listed = _listed(run)
+    soaked.unnamed = sum(step > last and step not in listed for step in missing)
+
+
+def _listed(run: Path) -> set[int]:
+    """Return the steps that `gaps.jsonl` counts as lost records of `records.jsonl`."""
+    file = run / "gaps.jsonl"
+    gaps = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {
+        step
+        for gap in gaps
+        if gap["sink"] in ("jsonl", "writer") and gap["what"] == "record"
+        for step in range(gap["step"], gap["last_step"] + 1)
+    }
 
 
 def _memory() -> float:
@@ -193,9 +222,28 @@ def _many_phases(monitor: Any, run: Path, draw: random.Random) -> Callable[[], N
 
 def _writer_ends(monitor: Any, run: Path, draw: random.Random) -> Callable[[], None]:  # noqa: ARG001
     process = getattr(monitor.cycle.worker, "process", None)
-    if process is not None and draw.random() < 0.2:
+    # One that was started lately would be replaced after a pause.
+    if process is not None and _age(process.pid) > 1.2 * STEADY_S:
         process.kill()
     return _nothing
+
+
+def _writer_stops(monitor: Any, run: Path, draw: random.Random) -> Callable[[], None]:  # noqa: ARG001
+    process = getattr(monitor.cycle.worker, "process", None)
+    if process is None:
+        return _nothing
+    process.send_signal(signal.SIGSTOP)
+    return lambda: process.send_signal(signal.SIGCONT)
+
+
+def _age(pid: int) -> float:
+    """Return the seconds since a process was started; 0 when there is none."""
+    try:
+        started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, IndexError):
+        return 0.0
+    return up - started / os.sysconf("SC_CLK_TCK")
 
 
 Plant = Callable[[Any, Path, random.Random], Callable[[], None]]
@@ -209,4 +257,5 @@ FAULTS: Final[tuple[Plant, ...]] = (
     _collect,
     _many_phases,
     _writer_ends,
+    _writer_stops,
 )

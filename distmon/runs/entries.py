@@ -143,8 +143,9 @@ def record(entry: dict[str, Any], dropped: Dropped) -> dict[str, Any]:
         if key in entry:
             entry[key] = each_value(entry[key], convert, key, dropped)
     for key, convert in _ITEMS.items():
-        if entry.get(key) is not None:
-            entry[key] = each_item(entry[key], convert, key, dropped)
+        if key in entry:
+            items = [] if entry[key] is None else entry[key]
+            entry[key] = each_item(items, convert, key, dropped)
     for key, convert in _LOSSES.items():
         _convert(entry, {key: sequence(convert)}, dropped)
     for key in ("metrics", "ranks"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,20 +20,46 @@ log = logging.getLogger("distmon")
 _MOST_RUNS: Final = 1000
 
 
-def open_run(run_dir: Path | None, strict: bool, described: Mapping[str, Any]) -> RunFolder:
+def open_run(
+    run_dir: Path | None,
+    strict: bool,
+    described: Mapping[str, Any],
+    spool_dir: Path | None = None,
+) -> RunFolder:
     """Open and claim `run_dir`, or a new folder when it is None.
 
     While another process writes to it, this run gets `run_dir-2`. An unusable folder is replaced by
-    one among the temporary files: a job that restarts must not end because of it, unless `strict`.
+    one in `spool_dir` or among the temporary files: a job that restarts must not end because of it,
+    unless `strict`.
     """
     try:
-        return _open_claimed(run_dir or new_run_path(), described)
+        folder = _open_claimed(run_dir or new_run_path(), described)
+        if spool_dir is not None:
+            folder.second = _second_folder(spool_dir, folder.path)
+        return folder
     except RunFolderError as error:
         if strict:
             raise
-        instead = tempfile.mkdtemp(prefix="distmon-")
+        instead = _replacement(spool_dir)
         log.error("distmon: %s; writing this run to %s instead", error, instead)
         return _open_claimed(Path(instead), described)
+
+
+def _second_folder(spool_dir: Path, path: Path) -> Path:
+    """Return where entries of a run folder wait; the same for every run that continues it."""
+    absolute = os.path.abspath(path)
+    number = hashlib.blake2b(os.fsencode(absolute), digest_size=6).hexdigest()
+    return Path(os.path.abspath(spool_dir)) / f"{os.path.basename(absolute)}-{number}"
+
+
+def _replacement(spool_dir: Path | None) -> str:
+    try:
+        if spool_dir is not None:
+            spool_dir.mkdir(parents=True, exist_ok=True)
+            return tempfile.mkdtemp(prefix="distmon-", dir=spool_dir)
+    except (OSError, ValueError) as error:
+        log.error("distmon: spool_dir cannot be used: %s", error)
+    return tempfile.mkdtemp(prefix="distmon-")
 
 
 def _open_claimed(wanted: Path, described: Mapping[str, Any]) -> RunFolder:

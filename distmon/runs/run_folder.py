@@ -24,7 +24,13 @@ from distmon.errors import RunFolderError
 from distmon.runs.claim import Claim
 from distmon.runs.entries import FORMAT, run_info
 from distmon.untrusted.documents import parse_json
-from distmon.untrusted.files import is_file, is_folder, read_regular, replace_file
+from distmon.untrusted.files import (
+    is_file,
+    is_folder,
+    read_regular,
+    replace_file,
+    set_aside_other_than_file,
+)
 from distmon.untrusted.values import Dropped
 
 RUN_FILE: Final = "run.json"
@@ -50,9 +56,13 @@ class RunFolder:
         """World size of this attempt; None until `begin_attempt`."""
         self.claim: Claim | None = None
         """That this process alone writes here; None where nothing was claimed."""
+        self.second: Path | None = None
+        """Where entries wait while this folder cannot be written; None: in memory only."""
         self._info = info
         self._unwritten = False
         """Whether `run.json` lacks this attempt because it could not be written."""
+        self._known: object = None
+        """Version of `run.json` that is known to be intact."""
         self._now = now
         # The wandb sink stores its id from its own thread while the trainer begins the attempt.
         self._lock = threading.Lock()
@@ -109,12 +119,25 @@ class RunFolder:
             self._write()
 
     def restore(self) -> None:
-        """Write `run.json` where it has been removed since, or could not be written before."""
+        """Write `run.json` where it was removed or damaged, or could not be written before."""
         with self._lock:
-            missing = self._unwritten or not os.path.lexists(self.path / RUN_FILE)
-            if self.resumed_from is not None and missing:
+            found = _version(self.path / RUN_FILE)
+            unchanged = found is not None and found == self._known and not self._unwritten
+            if self.resumed_from is None or unchanged:
+                return
+            if self._unwritten or not self._is_intact():
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._write()
+            else:  # another process of this run has added to it
+                self._known = found
+
+    def _is_intact(self) -> bool:
+        """Return whether `run.json` can be read and has this attempt."""
+        try:
+            attempts = read_info(self.path)["attempts"]
+        except RunFolderError:
+            return False
+        return self.attempt in {entry["attempt"] for entry in attempts}
 
     def note_attempt(self, *, resumed_from: int, world_size: int) -> None:
         """Take notice of an attempt that another process adds to `run.json`. Safe to call twice."""
@@ -145,6 +168,14 @@ class RunFolder:
             if self.attempt not in known:
                 self._unwritten = True
                 self._write()
+
+    def at(self, path: Path) -> Self:
+        """Return the same attempt in another folder, which is not claimed."""
+        other = type(self)(path, self._info, self._now)
+        other.attempt, other._unwritten = self.attempt, False
+        other.resumed_from, other.world_size = self.resumed_from, self.world_size
+        other._lock = self._lock  # several sinks may restore it at the same time
+        return other
 
     def release(self) -> None:
         """Let another process continue this folder. Safe to call twice."""
@@ -211,11 +242,21 @@ class RunFolder:
     def _write(self) -> None:
         target = self.path / RUN_FILE
         try:
+            set_aside_other_than_file(target)
             replace_file(target, _readable_json(self._info).encode())
             _sync_directory(self.path)
-            self._unwritten = False
+            self._unwritten, self._known = False, _version(target)
         except OSError as error:
             raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def _version(path: Path) -> object:
+    """Return what changes whenever somebody writes to a file or replaces it."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _by_number(*attempts: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -90,7 +90,7 @@ class StartingWriter:
 def open_evaluation(rank0: Rank0, starting: StartingWriter | None, undo: ExitStack) -> Evaluation:
     """Open the run folder and what writes to it: the writer process, or threads without one."""
     settings, console = rank0.settings, rank0.console
-    folder = open_run(settings.run_dir, settings.strict, rank0.described)
+    folder = open_run(settings.run_dir, settings.strict, rank0.described, settings.spool_dir)
     undo.callback(folder.release)
     factories = build_factories(settings, folder, console)
     if "console" in settings.sinks:

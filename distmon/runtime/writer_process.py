@@ -25,7 +25,12 @@ from distmon.rules.alert import Alert, Severity
 from distmon.rules.engine import ActiveRule, severity_of
 from distmon.runtime.training_side import Printer, TrainingSide
 from distmon.runtime.worker import PATIENCE_S
-from distmon.runtime.writer_start import RunningWriter, WriterStartError, start_writer
+from distmon.runtime.writer_start import (
+    Restarts,
+    RunningWriter,
+    WriterStartError,
+    start_writer,
+)
 from distmon.sinks.gaps import GapLog
 from distmon.writer.evaluator import Evaluated, Rest
 from distmon.writer.mailbox import Mailbox
@@ -36,12 +41,10 @@ CLOSE_S: Final = 15.0
 """Longest wait for the writer at `close`: its sinks have 10 s to flush."""
 STATE_EVERY_S: Final = 10.0
 """How often the writer's state is asked for, with which another one would continue."""
-STEADY_S: Final = 600.0
-"""A writer that ends is replaced if it has confirmed messages for so long, and always once."""
 
 
 class WriterProcess:
-    """Sends to one writer process. Another one is started if it ends, but not again soon."""
+    """Sends to one writer process. Another one is started if it ends, each time a bit later."""
 
     def __init__(
         self,
@@ -69,7 +72,12 @@ class WriterProcess:
         self._is_stale = True
         self._state_asked = time.monotonic()
         self._closed = self._ended = False
-        self._replaced: float | None = None
+        self._absent = False
+        """Whether there is no writer for a while; nobody waits for one then."""
+        self._no_pause = threading.Event()
+        """Set at `close`: another writer is started now or never."""
+        self._restarts = Restarts()
+        self._replaced = time.monotonic()
         """When the writer was last replaced."""
         self._confirmed = time.monotonic()
         """When it last confirmed a message."""
@@ -113,7 +121,7 @@ class WriterProcess:
                 self._gaps.lost_step("writer", "record", observation.step, "it was behind")
                 return False
             self._observations += 1
-        if time.monotonic() - self._state_asked > STATE_EVERY_S:
+        if not self._absent and time.monotonic() - self._state_asked > STATE_EVERY_S:
             self._state_asked = time.monotonic()
             self._send(Request("state"))
         return True
@@ -172,6 +180,8 @@ class WriterProcess:
     def close(self) -> None:
         if self._closed:
             return
+        self._no_pause.set()
+        self._wait_for_writer(CLOSE_S)
         # What somebody may still ask for.
         self._newest, self._assignment = self.newest_record, self._with_state(self._ask("state"))
         self._closed = True
@@ -203,9 +213,13 @@ class WriterProcess:
         known = self._assignment
         return known if state is None else replace(known, state=state)
 
+    def _wait_for_writer(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not self._absent, seconds)
+
     def _request(self, message: object, seconds: float) -> Any:
         with self._changed:
-            number = self._send(message)
+            number = None if self._absent else self._send(message)
             if number is None:
                 return None
             self._answers[number] = None
@@ -215,7 +229,7 @@ class WriterProcess:
     def _wait(self, reached: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         with self._changed:
-            while not reached() and not self._ended:
+            while not (reached() or self._ended or self._absent):
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     return False
             return reached()
@@ -257,31 +271,44 @@ class WriterProcess:
             writer = replaced
 
     def _replace(self, ended: RunningWriter) -> RunningWriter | None:
-        """Start another writer with the last known state; None when that was done lately."""
-        code = ended.process.wait()
+        """Start another writer with the last known state; None when the run ends without one."""
+        found = f"the writer process ended (code {ended.process.wait()})"
         self._mailbox.pause()
-        if self._replaced is not None and self._confirmed - self._replaced < STEADY_S:
-            log.error(
-                "distmon: the writer process ended again (code %s); nothing more is recorded", code
-            )
-            self._mailbox.forget()
-            return None
-        log.warning("distmon: the writer process ended (code %s); starting another one", code)
         self._drop_unfinished()
-        try:
-            writer = start_writer(self._mailbox.file, self._assignment.config.sinks)
-            writer.wait_until_ready()
-        except WriterStartError as error:
-            log.error("distmon: no other writer process: %s; nothing more is recorded", error)
-            self._mailbox.forget()
-            return None
+        while True:
+            pause = self._restarts.pause(self._confirmed - self._replaced)
+            if pause and self._no_pause.is_set():
+                log.error("distmon: %s again; nothing more is recorded", found)
+                self._mailbox.forget()
+                return None
+            again = f"starting another one in {pause:g} s" if pause else "starting another one"
+            log.warning("distmon: %s; %s", found, again)
+            self._set_absent(pause > 0)
+            self._no_pause.wait(pause)
+            try:
+                return self._start_another()
+            except WriterStartError as error:
+                found = f"no other writer process: {error}"
+
+    def _start_another(self) -> RunningWriter:
+        writer = start_writer(self._mailbox.file, self._assignment.config.sinks)
+        writer.wait_until_ready()
         with self._changed:
-            self._mailbox.connect(writer.notes, self._assignment)
+            try:
+                self._mailbox.connect(writer.notes, self._assignment)
+            except BufferError:  # the state has outgrown its room: continue without it
+                self._mailbox.connect(writer.notes, replace(self._assignment, state=None))
             if self._side.needs_records:
                 self._send(SendRecords())
         self.process = writer.process
-        self._replaced = time.monotonic()
+        self._replaced = self._confirmed = time.monotonic()
+        self._set_absent(False)
         return writer
+
+    def _set_absent(self, absent: bool) -> None:
+        with self._changed:
+            self._absent = absent
+            self._changed.notify_all()
 
     def _drop_unfinished(self) -> None:
         """Drop the message that a writer was handling when it ended: it may end the next one, too.

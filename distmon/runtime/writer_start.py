@@ -17,6 +17,11 @@ from distmon.writer.mailbox import Answers
 
 START_S: Final = 60.0
 """Longest time that a writer may take to import what it needs."""
+FIRST_PAUSE_S: Final = 10.0
+"""Pause before a writer is replaced again; it doubles up to `LONGEST_PAUSE_S`."""
+LONGEST_PAUSE_S: Final = 600.0
+STEADY_S: Final = 600.0
+"""A writer that has confirmed messages for so long is replaced at once, as the first one is."""
 _RUN: Final = (
     "import sys; sys.path[:] = {path!r}; from distmon.writer.main import main; main(**{options!r})"
 )
@@ -24,6 +29,22 @@ _RUN: Final = (
 
 class WriterStartError(DistmonError):
     """The writer process could not be started."""
+
+
+class Restarts:
+    """Paces replacements: the first at once, further ones with longer and longer pauses."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+
+    def pause(self, steady_s: float) -> float:
+        """Return the seconds to wait; `steady_s`: how long the writer has worked."""
+        if steady_s >= STEADY_S:
+            self._tries = 0
+        # The exponent has a limit, since a month of tries would overflow a float.
+        doubled = FIRST_PAUSE_S * 2 ** min(self._tries - 1, 30) if self._tries else 0.0
+        self._tries += 1
+        return min(LONGEST_PAUSE_S, doubled)
 
 
 @dataclass
@@ -39,7 +60,11 @@ class RunningWriter:
         found: list[Any] = []
         # A pipe has no time limit; a thread that waits for it can be left behind.
         thread = OwnThread(lambda: found.append(self.answers.read()), "writer-start")
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads
+            self.kill()
+            raise WriterStartError(str(error)) from error
         thread.join(START_S)
         if not found:
             self.kill()

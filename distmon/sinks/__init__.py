@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -17,14 +18,23 @@ from distmon.errors import ConfigError
 from distmon.redaction import Redactor
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks.base import Sink, SinkContext, SinkFactory
-from distmon.sinks.delivery import AlertsOnly, Delivery
+from distmon.sinks.delivery import AlertsOnly, Delivery, WritesFiles
 from distmon.sinks.environment import TrainingProcess
 
 __all__ = ["Delivery", "Sink", "SinkContext", "SinkFactory", "build_factories", "preload"]
 
 WITH_PARAM_TAGS: Final = {"tensorboard", "wandb", "mlflow"}
 """Sinks that log the parameters of `param_tags`."""
-_PRELOADED: Final = {"tensorboard": ("tensorboard.summary.writer.event_file_writer",)}
+WRITES_FILES: Final = {"jsonl", "arrow", "tensorboard"}
+"""Sinks that write to the run folder."""
+MOVABLE: Final = {"jsonl", "arrow"}
+"""Those of them that can write to the second folder."""
+_PRELOADED: Final = {
+    "tensorboard": (
+        "tensorboard.summary.writer.record_writer",
+        "tensorboard.compat.proto.event_pb2",
+    )
+}
 """Modules that a sink imports when it is opened."""
 
 
@@ -50,7 +60,7 @@ def build_factories(
 
     context = SinkContext(config, folder, console, selected)
     return [
-        *((name, partial(_open, name, context)) for name in dict.fromkeys(config.sinks)),
+        *((name, _factory(name, context)) for name in dict.fromkeys(config.sinks)),
         *_alert_factories(
             config,
             folder,
@@ -74,9 +84,22 @@ def _check_installed(sinks: Sequence[str]) -> None:
             raise ConfigError(f"the sink \"{name}\" needs a package: pip install 'distmon[{name}]'")
 
 
+def _factory(name: str, context: SinkContext) -> SinkFactory:
+    make = partial(_open, name, context)
+    return WritesFiles(make) if name in WRITES_FILES else make
+
+
 def _open(name: str, context: SinkContext) -> Sink:
     """Import the module of a sink and make the sink, in its own thread."""
-    sink: Sink = importlib.import_module(f"distmon.sinks.{name}").open_sink(context)
+    open_sink = importlib.import_module(f"distmon.sinks.{name}").open_sink
+    second = context.folder.second
+    if second is not None and name in MOVABLE:
+        from distmon.sinks.second_folder import TwoFolderSink
+
+        return TwoFolderSink(
+            name, context.folder, second, lambda folder: open_sink(replace(context, folder=folder))
+        )
+    sink: Sink = open_sink(context)
     return sink
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,10 +12,12 @@ import pyarrow as pa
 from distmon.record.record import Record
 from distmon.rules.alert import Alert
 from distmon.runs import params_file
+from distmon.runs.arrow_stream import Damage, messages
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks.atomic_append import append_atomically, check_in_place
 from distmon.sinks.base import SinkContext
-from distmon.untrusted.files import open_for_append
+from distmon.sinks.moved_entries import move_entries
+from distmon.untrusted.files import open_for_append, open_regular, set_aside_other_than_file
 
 
 def open_sink(context: SinkContext) -> ArrowSink:
@@ -44,6 +48,14 @@ class ArrowSink:
     def alert(self, alert: Alert) -> None:
         """Alerts are not part of this file."""
 
+    def take_in(self, folder: RunFolder) -> int:
+        """Move the batches of another folder here; return their number."""
+        source = folder.params_path
+        if os.path.lexists(source) and _end_of_usable_part(source) is None:
+            # Other columns: of an older version, which the run has been resumed without.
+            shutil.move(source, params_file.next_set_aside(self._path))
+        return move_entries(source, self._path, self._descriptor, _whole_batches)
+
     def close(self) -> None:
         try:
             os.fsync(self._descriptor)
@@ -53,6 +65,7 @@ class ArrowSink:
 
 def _open_history(path: Path) -> int:
     """Open the file at the end of its last whole batch, ready to append."""
+    set_aside_other_than_file(path)
     end = _end_of_usable_part(path) if path.exists() else 0
     if end is None:
         path.rename(params_file.next_set_aside(path))
@@ -66,6 +79,15 @@ def _open_history(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _whole_batches(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of each batch of this version's columns."""
+    with open_regular(path, follow_links=False) as file:
+        for message in messages(path, 0, Damage()):
+            if not message.is_schema:
+                file.seek(message.start)
+                yield file.read(message.end - message.start)
 
 
 def _end_of_usable_part(path: Path) -> int | None:

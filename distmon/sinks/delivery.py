@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -38,6 +39,17 @@ LONGEST_RETRY_S: Final = 10.0
 @dataclass(frozen=True)
 class AlertsOnly:
     """Wraps the factory of a sink that gets no records, so that none are queued for it."""
+
+    make: SinkFactory
+
+    def __call__(self) -> Sink:
+        return self.make()
+
+
+@dataclass(frozen=True)
+class WritesFiles:
+    """Wraps the factory of a sink whose queue is limited by bytes alone: a disk may be full for
+    hours, and nothing else has its records."""
 
     make: SinkFactory
 
@@ -111,7 +123,7 @@ class _Lane:
         self._bytes = 0
         self._factory = factory
         self._alerts_only = isinstance(factory, AlertsOnly)
-        self._limit = queue_size
+        self._limit = sys.maxsize if isinstance(factory, WritesFiles) else queue_size
         self._order = order
         self._records: deque[tuple[int, Item]] = deque()
         self._alerts: deque[tuple[int, Item]] = deque()
@@ -317,7 +329,8 @@ def _size(item: Item) -> int:
     """Return about how many bytes an item takes in memory."""
     if isinstance(item, Alert):
         return 1024
+    numbers = len(item.metrics) + len(item.losses) + len(item.loss_ema)
     sizes = [array.nbytes for array in (*item.params.columns.values(), *item.ranks.values())]
     if item.params.grad_histogram is not None:
         sizes.append(item.params.grad_histogram.nbytes)
-    return 4096 + sum(sizes)
+    return 4096 + 128 * numbers + sum(sizes)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from distmon.record.record import Record
 from distmon.rules.alert import Alert
-from distmon.runs.run_folder import RunFolder, strict_json
+from distmon.runs.run_folder import GAPS_FILE, RunFolder, strict_json
+from distmon.sinks.atomic_append import append_atomically
+from distmon.untrusted.files import open_for_append, set_aside_other_than_file
 
 
 class GapLog:
@@ -50,13 +53,20 @@ class GapLog:
             if not gaps:
                 return
             lines = "".join(strict_json(gap) + "\n" for gap in gaps).encode()
-            try:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                descriptor = os.open(self._folder.gaps_path, flags, 0o666)
-                try:
-                    os.write(descriptor, lines)
-                finally:
-                    os.close(descriptor)
-            except OSError:
-                return
-            self._lost.clear()
+            second = self._folder.second
+            places = [self._folder.gaps_path, *([] if second is None else [second / GAPS_FILE])]
+            if any(_appended(path, lines) for path in places):
+                self._lost.clear()
+
+
+def _appended(path: Path, lines: bytes) -> bool:
+    try:
+        set_aside_other_than_file(path)
+        descriptor = open_for_append(path)
+        try:
+            append_atomically(descriptor, lines)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return True

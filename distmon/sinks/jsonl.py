@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from distmon.errors import RunFolderError
 from distmon.record.record import GainTable, InsideTable, Record
 from distmon.rules.alert import Alert
 from distmon.runs.run_folder import RunFolder, strict_json
 from distmon.sinks.atomic_append import append_atomically, check_in_place
 from distmon.sinks.base import SinkContext
-from distmon.untrusted.files import open_for_append
+from distmon.sinks.moved_entries import move_entries, whole_lines
+from distmon.untrusted.files import open_for_append, set_aside_other_than_file
 
 
 def open_sink(context: SinkContext) -> JsonlSink:
@@ -41,6 +43,8 @@ class JsonlSink:
             raise
 
     def record(self, record: Record) -> None:
+        with suppress(RunFolderError):  # of `run.json`; this file may be writable
+            self._folder.restore()
         check_in_place(self._records, self._folder.records_path)
         _append_line(self._records, record_entry(record, self._attempt))
 
@@ -48,6 +52,21 @@ class JsonlSink:
         check_in_place(self._alerts, self._folder.alerts_path)
         entry = {**alert.to_dict(), "attempt": self._attempt, "time": self._clock()}
         _append_line(self._alerts, entry)
+
+    def take_in(self, folder: RunFolder) -> int:
+        """Move the records, alerts and gaps of another folder here; return their number."""
+        own = self._folder
+        gaps = _open_lines(own.gaps_path) if os.path.lexists(folder.gaps_path) else None
+        try:
+            moved = move_entries(
+                folder.records_path, own.records_path, self._records, whole_lines
+            ) + move_entries(folder.alerts_path, own.alerts_path, self._alerts, whole_lines)
+            if gaps is not None:
+                move_entries(folder.gaps_path, own.gaps_path, gaps, whole_lines)
+        finally:
+            if gaps is not None:
+                os.close(gaps)
+        return moved
 
     def close(self) -> None:
         # Each is closed whatever fails: storage that fails is opened again and again.
@@ -107,6 +126,7 @@ def _append_line(descriptor: int, entry: dict[str, Any]) -> None:
 
 
 def _open_lines(path: Path) -> int:
+    set_aside_other_than_file(path)
     descriptor = open_for_append(path)
     try:
         size = os.fstat(descriptor).st_size

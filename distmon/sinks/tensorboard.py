@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +11,9 @@ from distmon.record.record import Record
 from distmon.rules.alert import Alert
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks.base import SinkContext
+from distmon.sinks.event_file import EventFile
 from distmon.sinks.notify import body
 from distmon.sinks.tags import param_histograms, param_scalars, scalars_by_step
-from distmon.untrusted.files import real_folder
 
 
 def open_sink(context: SinkContext) -> TensorBoardSink:
@@ -32,7 +31,6 @@ class TensorBoardSink:
             from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
             from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
             from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise ConfigError(
                 "the sink \"tensorboard\" needs a package: pip install 'distmon[tensorboard]'"
@@ -44,26 +42,25 @@ class TensorBoardSink:
         self._text_version: bytes = TextPluginData(version=0).SerializeToString()
         self._selected = selected
         self._folder = folder
-        self._purged = folder.attempt == 0
         folder.restore()
-        self._file: Any = EventFileWriter(str(real_folder(folder.tensorboard_path)))
+        version = event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")
+        self._file = EventFile(folder.tensorboard_path, folder.attempt, version)
+        self._purged = folder.attempt == 0 or self._file.continues
 
-    def _purge(self, record: Record) -> None:
-        """Let TensorBoard hide what earlier attempts wrote of the steps that this one writes.
+    def _purge(self, record: Record) -> Any:
+        """Return an event that hides what earlier attempts wrote of the steps of this one.
 
         The first record after a resume may have losses from before the checkpoint, which an
         earlier attempt has written too.
         """
-        self._purged = True
         first = min((self._folder.resumed_from or 0) + 1, record.step, *record.losses)
         start = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._file.add_event(self._event.Event(step=first, session_log=start))
+        return self._event.Event(step=first, session_log=start)
 
     def record(self, record: Record) -> None:
-        if not self._purged:
-            self._purge(record)
+        events = [] if self._purged else [self._purge(record)]
         for step, scalars in scalars_by_step(record).items():
-            self._write(self._scalars(scalars), step, record.time)
+            events += self._events(self._scalars(scalars), step, record.time)
         values = self._scalars(param_scalars(record.params, self._selected))
         for tag, bins in param_histograms(record.params, self._selected).items():
             histogram = self._summary.HistogramProto(
@@ -76,8 +73,8 @@ class TensorBoardSink:
                 bucket=bins.counts.tolist(),
             )
             values.append(self._summary.Summary.Value(tag=tag, histo=histogram))
-        self._write(values, record.step, record.time)
-        self._file.flush()
+        self._file.append(events + self._events(values, record.step, record.time))
+        self._purged = True
 
     def alert(self, alert: Alert) -> None:
         text = f"**{alert.severity.upper()}** step {alert.step}: {body(alert)}"
@@ -93,8 +90,7 @@ class TensorBoardSink:
         )
         tag = f"alerts/{alert.rule}/text_summary"
         value = self._summary.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-        self._write([value], alert.step, time.time())
-        self._file.flush()
+        self._file.append(self._events([value], alert.step, time.time()))
 
     def close(self) -> None:
         self._file.close()
@@ -103,8 +99,9 @@ class TensorBoardSink:
         value: Any = self._summary.Summary.Value
         return [value(tag=tag, simple_value=number) for tag, number in scalars.items()]
 
-    def _write(self, values: list[Any], step: int, at: float) -> None:
-        if values:
-            os.stat(self._folder.tensorboard_path)  # raises when somebody has removed it
-            summary = self._summary.Summary(value=values)
-            self._file.add_event(self._event.Event(wall_time=at, step=step, summary=summary))
+    def _events(self, values: list[Any], step: int, at: float) -> list[Any]:
+        """Return an event with the values; nothing without values."""
+        if not values:
+            return []
+        summary = self._summary.Summary(value=values)
+        return [self._event.Event(wall_time=at, step=step, summary=summary)]

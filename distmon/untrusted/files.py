@@ -6,11 +6,13 @@ Errors are `OSError` with a `strerror` that can end a sentence "cannot read FILE
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+log = logging.getLogger("distmon")
 PRIVATE: Final = 0o600
 """Mode of files that may hold a secret."""
 _KINDS: Final = (
@@ -94,6 +96,23 @@ def remove(path: Path) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+
+
+def set_aside_other_than_file(path: Path) -> None:
+    """Rename a folder, link or pipe in the place of a file that this process writes, and say so.
+
+    Nothing is removed or followed. Without it, a run could not record anything any more.
+    """
+    try:
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    numbers = (path.with_name(f"{path.name}.aside-{number}") for number in range(1000))
+    aside = next((name for name in numbers if not os.path.lexists(name)), None)
+    if aside is not None:
+        os.rename(path, aside)
+        log.warning("distmon: %s was no regular file; it is now %s", path, aside.name)
 
 
 def is_file(path: Path) -> bool:

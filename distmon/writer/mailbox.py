@@ -1,7 +1,8 @@
 """Messages to the writer process: their bytes lie in shared memory, a pipe says where.
 
-Sending never blocks: without room in the memory or the pipe a message is refused. Bytes stay until
-the writer has confirmed them, so that another writer can take over what the first has not finished.
+Sending never blocks: without room in the memory a message is refused, and while the pipe is full
+its place is sent later. Bytes stay until the writer has confirmed them, so that another writer can
+take over what the first has not finished.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pickle
 import struct
 import tempfile
 import threading
+from collections import deque
 from typing import Any, Final, Self
 
 NOTE: Final = struct.Struct("<QQQ")
@@ -68,6 +70,8 @@ class Mailbox:
         self._number = 0
         self._waiting: dict[int, tuple[int, int]] = {}
         """Offset and length of the messages that are not confirmed, in order."""
+        self._unnoted: deque[int] = deque()
+        """Those of them of which the writer does not know yet, since the pipe was full."""
         self._pipe = -1
 
     def allocate(self, largest: int, reserved: int) -> None:
@@ -93,8 +97,8 @@ class Mailbox:
                 raise BufferError(f"the first message has {length} bytes")
             self._write(parts, self._capacity)
             self._note(0, self._capacity, length)
-            for number, (offset, length) in self._waiting.items():
-                self._note(number, offset, length)
+            self._unnoted = deque(self._waiting)
+            self._note_waiting()
 
     def send(self, message: object) -> int | None:
         """Return the number of the message; None when there is no room. Never blocks."""
@@ -105,12 +109,11 @@ class Mailbox:
             if offset is None:
                 return None
             self._write(parts, offset)
-            number = self._number + 1
-            if not self._note(number, offset, length):
-                return None
-            self._number = number
-            self._waiting[number] = (offset, length)
-            return number
+            self._number += 1
+            self._waiting[self._number] = (offset, length)
+            self._unnoted.append(self._number)
+            self._note_waiting()
+            return self._number
 
     def printed(self, number: int) -> None:
         """Confirm that the texts of the writer up to this number have been printed."""
@@ -121,6 +124,7 @@ class Mailbox:
         """Free the room of a message that the writer has finished."""
         with self._lock:
             self._waiting.pop(number, None)
+            self._note_waiting()
 
     def unfinished(self) -> int | None:
         """Return the message that a writer which has ended was handling; None if there is none."""
@@ -132,6 +136,7 @@ class Mailbox:
         """Free all messages: there is no writer any more."""
         with self._lock:
             self._waiting.clear()
+            self._unnoted.clear()
             self.disconnect()
 
     def pause(self) -> None:
@@ -160,6 +165,14 @@ class Mailbox:
         for part in parts:
             self._view[at : at + part.nbytes] = part
             at += part.nbytes
+
+    def _note_waiting(self) -> None:
+        """Send the places that the writer does not know, in order, while the pipe has room."""
+        while self._unnoted:
+            place = self._waiting.get(self._unnoted[0])
+            if place is not None and not self._note(self._unnoted[0], *place):
+                return
+            self._unnoted.popleft()
 
     def _note(self, number: int, offset: int, length: int) -> bool:
         """Return False when the pipe is full. Without a writer the next one gets the message."""

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from distmon.runs.reader import read_run
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks import Delivery, build_factories, delivery, jsonl
 from distmon.sinks.gaps import GapLog
+from distmon.sinks.tensorboard import TensorBoardSink
 
 CONFIG = MonitorConfig(sinks=("jsonl", "arrow"))
 
@@ -213,3 +214,100 @@ def test_a_read_only_folder_is_written_again(folder: RunFolder, make_record: Mak
     sinks.post_record(numbered(make_record, 2))
     assert sinks.close(30)["jsonl"]["written"] == 2
     assert [record["step"] for record in read_run(folder.path).records] == [1, 2]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_event_files_are_written_again(
+    what: str, folder: RunFolder, make_record: MakeRecord, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = MonitorConfig(sinks=("tensorboard",))
+    sinks = Delivery(build_factories(config, folder), 100, GapLog(folder))
+    for number in (1, 2):
+        sinks.post_record(numbered(make_record, number))
+    wait_until(written(sinks, 2))
+    (file,) = folder.tensorboard_path.iterdir()
+    if what == "folder":
+        folder.path.rename(folder.path.with_name("elsewhere"))
+    else:
+        file.unlink()
+        file.mkdir()
+    for number in (3, 4):
+        sinks.post_record(numbered(make_record, number))
+    assert sinks.close(30)["tensorboard"] == {"written": 4, "failed": 0, "dropped": 0}
+    assert event_steps(folder.tensorboard_path) == {3, 4}
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_event_file_that_is_opened_again_hides_nothing_of_its_attempt(
+    folder: RunFolder, make_record: MakeRecord
+) -> None:
+    resumed = RunFolder.open(folder.path, config={}, parameters=[])
+    resumed.begin_attempt(resumed_from=0, world_size=1)
+    for number in (1, 2):
+        sink = TensorBoardSink(resumed, frozenset())
+        sink.record(numbered(make_record, number))
+        sink.close()
+    found = [*event_purges(resumed.tensorboard_path)]
+    assert len(found) == 1
+    assert len([*resumed.tensorboard_path.iterdir()]) == 2
+
+
+def event_purges(folder: Path) -> Iterator[int]:
+    """Yield the steps from which TensorBoard hides earlier events."""
+    yield from (event.step for event in _events(folder) if event.HasField("session_log"))
+
+
+def event_steps(folder: Path) -> set[int]:
+    """Return the steps with the gradient norm."""
+    return {
+        event.step
+        for event in _events(folder)
+        for value in event.summary.value
+        if value.tag == "monitor/grad_norm"
+    }
+
+
+def _events(folder: Path) -> Iterator[Any]:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    for file in sorted(filter(Path.is_file, folder.iterdir())):
+        yield from LegacyEventFileLoader(str(file)).Load()
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "pipe", "nothing", "garbage", "half"])
+@pytest.mark.parametrize("name", ["records.jsonl", "alerts.jsonl", "params.arrow", "run.json"])
+def test_one_bad_file_does_not_stop_the_others(
+    name: str, what: str, folder: RunFolder, make_record: MakeRecord
+) -> None:
+    sinks = delivering(folder)
+    for number in (1, 2):
+        sinks.post_record(numbered(make_record, number))
+    sinks.post_alert(Alert("frozen", "warning", 2, "it is frozen"))
+    wait_until(written(sinks, 3))
+    damage(folder.path / name, what)
+    for number in (3, 4):
+        sinks.post_record(numbered(make_record, number))
+    sinks.post_alert(Alert("frozen", "warning", 4, "it is frozen"))
+    assert all(not each["failed"] + each["dropped"] for each in sinks.close(60).values())
+    run = read_run(folder.path)
+    assert {3, 4} <= {record["step"] for record in run.records}
+    assert {4} <= {alert["step"] for alert in run.alerts}
+    assert {3, 4} <= {*run.params["step"].to_pylist()}
+    if name != "records.jsonl":
+        assert [record["step"] for record in run.records] == [1, 2, 3, 4]
+
+
+def damage(file: Path, what: str) -> None:
+    content = file.read_bytes()
+    file.unlink()
+    if what == "folder":
+        file.mkdir()
+    elif what == "link":
+        file.symlink_to("/dev/null")
+    elif what == "pipe":
+        os.mkfifo(file)
+    elif what == "garbage":
+        file.write_bytes(b"\xff{" * 3000)
+    elif what == "half":
+        file.write_bytes(content[: len(content) // 2])

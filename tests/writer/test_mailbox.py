@@ -55,16 +55,37 @@ def test_memory_is_bounded_and_freed_in_any_order(small: Mailbox) -> None:
     small.close()
 
 
-def test_a_full_pipe_refuses_and_does_not_block(small: Mailbox) -> None:
-    _, write = pipe()
+def test_a_full_pipe_does_not_block_and_loses_nothing(small: Mailbox) -> None:
+    read, write = pipe()
     small.connect(write, None)
+    filled = 0
     while True:
         try:
-            os.write(write, b"0" * 4096)
+            filled += os.write(write, b"0" * 1024)
         except BlockingIOError:
             break
-    assert small.send("no room") is None
+    assert [small.send("a"), small.send("b"), small.send("c")] == [1, 2, 3]
+    assert len(os.read(read, 24 + filled)) == 24 + filled  # the first message, and what filled it
+    small.confirm(2)
+    assert received(small, read) == ["a", "c"]
     small.close()
+
+
+def test_the_next_writer_gets_more_than_a_pipe_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST_BYTES", 1 << 20)
+    box = Mailbox()
+    box.allocate(1 << 10, 4 << 10)
+    count = 4000  # the pipe holds 2730 notes
+    for number in range(count):
+        assert box.send(number) is not None
+    read, write = pipe()
+    box.connect(write, None)
+    found: list[object] = []
+    while len(found) < 1 + count:
+        found += received(box, read)
+        box.confirm(len(found) - 1)
+    assert found == [None, *range(count)]
+    box.close()
 
 
 def test_the_next_writer_gets_what_was_not_confirmed(small: Mailbox) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from small_runs import quiet, small_model, train
 import distmon
 from distmon import Monitor, read_run
 from distmon.rules.base import Finding
-from distmon.runtime import writer_process
+from distmon.runtime import writer_start
 from distmon.runtime.worker import EvaluationWorker
 from distmon.runtime.writer_process import WriterProcess
+from distmon.runtime.writer_start import Restarts
 
 LONG_S = 240.0
 
@@ -162,8 +163,11 @@ def test_an_attempt_that_no_writer_has_begun_is_begun_by_the_next(tmp_path: Path
     assert [record["step"] for record in read_run(tmp_path / "run").records] == [1, 2]
 
 
-def test_a_killed_writer_is_replaced_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+def test_a_killed_writer_is_replaced_again_and_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.INFO, "distmon")
     model, optimizer, monitor = attached(tmp_path, sinks=["console", "jsonl"])
@@ -187,14 +191,50 @@ def test_a_killed_writer_is_replaced_once(
     assert written(tmp_path / "run", 8) == [*range(1, 9)]
     assert attempts(tmp_path) == [0]
 
+    monkeypatch.setattr(writer_start, "FIRST_PAUSE_S", 1000.0)
     os.kill(worker.process.pid, signal.SIGKILL)
     assert ended(worker.process.pid)
+    wait_for(lambda: worker._absent)
     train(model, optimizer, monitor, range(9, 12), check=False)
-    monitor.close()
+    assert monitor.last_record.step == 8  # nobody waits for a writer that is not there
+    monitor.close()  # which does not wait for the pause
     messages = " ".join(caplog.messages)
-    assert "starting another one" in messages
-    assert "nothing more is recorded" in messages
+    assert "starting another one; " not in messages
+    assert "starting another one in 1000 s" in messages
+    assert written(tmp_path / "run", 11) == [*range(1, 12)]
     assert "step:8 " in capfd.readouterr().out
+
+
+def test_a_writer_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer_start, "FIRST_PAUSE_S", 0.05)
+    model, optimizer, monitor = attached(tmp_path, sinks=["jsonl"])
+    observe(model, optimizer, monitor, 2)
+    assert written(tmp_path / "run", 2) == [1, 2]
+    real = sys.executable
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    os.kill(monitor.cycle.worker.process.pid, signal.SIGKILL)
+    wait_for(lambda: "no other writer process: it ended with code 1" in caplog.text)
+    observe(model, optimizer, monitor, 2)
+    monkeypatch.setattr(sys, "executable", real)
+    assert written(tmp_path / "run", 4) == [1, 2, 3, 4]
+    monitor.close()
+    assert read_run(tmp_path / "run").problems == ()
+
+
+def test_the_pause_before_another_writer_grows_until_one_is_steady() -> None:
+    restarts = Restarts()
+    assert [restarts.pause(0.0) for _ in range(4)] == [0.0, 10.0, 20.0, 40.0]
+    assert max(restarts.pause(0.0) for _ in range(2000)) == writer_start.LONGEST_PAUSE_S
+    assert restarts.pause(writer_start.STEADY_S) == 0.0
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class _Deadly:
@@ -207,7 +247,7 @@ class _Deadly:
 def test_a_message_that_ends_the_writer_is_dropped_and_a_steady_one_is_replaced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer_process, "STEADY_S", 0.0, raising=False)
+    monkeypatch.setattr(writer_start, "STEADY_S", 0.0)
     model, optimizer, monitor = attached(tmp_path, sinks=["jsonl"])
     worker, pids = monitor.cycle.worker, set[int]()
     for step in (1, 2):
