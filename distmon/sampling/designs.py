@@ -25,6 +25,10 @@ VOCABULARY_RUNS: Final = 3 << 15
 """Runs in a matrix with 4 times as many rows as columns: its squared norm may lie in few rows."""
 MOST_POINTS: Final = 8192
 """Single elements of a tall weight: each is a cache line to wait for, before and after a step."""
+FREE_POINTS: Final = 1 << 17
+"""Elements of all weights that are sampled whatever the limits, as far as tall matrices have rows:
+tables and snapshot of 1 MB. A model of few parameters may be tables of which a step moves a hundred
+rows in 100 000, and a sample of some thousand rows sees a handful of them."""
 MOST_RUNS: Final = 1 << 22
 """Runs in all tall matrices together: tables of 20 MB over all ranks."""
 
@@ -59,15 +63,18 @@ def weight_samples(
 
     What small parameters leave of 1.5 x `sample_size` x parameters, the elements whose tables and
     snapshot take 12 bytes x `sample_size` x parameters, goes to single elements in as many rows of
-    tall matrices, up to MOST_POINTS in each.
+    tall matrices, up to MOST_POINTS in each. With up to FREE_POINTS in all, to every row.
     """
     designs = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
     samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
     tall = [i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole]
-    room = 3 * sample_size * len(samples) // 2 - int(SampleNumbers.of(samples).count.sum())
+    used = int(SampleNumbers.of(samples).count.sum())
+    room, free = 3 * sample_size * len(samples) // 2 - used, max(0, FREE_POINTS - used)
     for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
-        points = min(shapes[i][0], MOST_POINTS, sample_size + room // (len(tall) - number))
-        room -= points - sample_size
+        share, free_share = (n // (len(tall) - number) for n in (room, free))
+        most = max(min(MOST_POINTS, sample_size + share), sample_size + free_share)
+        points = min(shapes[i][0], most)
+        room, free = (n - (points - sample_size) for n in (room, free))
         samples[i] = Sample(
             names[i], prod(shapes[i]), seed, row_strata=1, cell_strata=points, run=1
         )
