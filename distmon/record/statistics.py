@@ -144,7 +144,8 @@ def _misses_gradient(reduced: Reduced) -> NDArray[np.bool_]:
     sums = reduced.sums
     finite = sums[:, SUM["g_count"]] - sums[:, SUM["g_nan"]] - sums[:, SUM["g_inf"]]
     elementwise = sums[:, SUM["g_unreadable"]] == 0
-    return (finite > sums[:, SUM["g_zero"]]) & (sums[:, SUM["u_graded"]] == 0) & elementwise
+    missed = (finite > sums[:, SUM["g_zero"]]) & (sums[:, SUM["u_graded"]] == 0) & elementwise
+    return np.asarray(missed)
 
 
 def student_factor(degrees: float) -> float:

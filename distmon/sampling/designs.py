@@ -27,8 +27,8 @@ MOST_POINTS: Final = 8192
 """Single elements of a tall weight: each is a cache line to wait for, before and after a step."""
 FREE_POINTS: Final = 1 << 17
 """Elements of all weights that are sampled whatever the limits, as far as tall matrices have rows:
-tables and snapshot of 1 MB. A model of few parameters may be tables of which a step moves a hundred
-rows in 100 000, and a sample of some thousand rows sees a handful of them."""
+tables and snapshot of 1 to 1.5 MB. A model of few parameters may be tables of which a step moves a
+hundred rows in 100 000, and a sample of some thousand rows sees a handful of them."""
 MOST_RUNS: Final = 1 << 22
 """Runs in all tall matrices together: tables of 20 MB over all ranks."""
 
@@ -63,7 +63,8 @@ def weight_samples(
 
     What small parameters leave of 1.5 x `sample_size` x parameters, the elements whose tables and
     snapshot take 12 bytes x `sample_size` x parameters, goes to single elements in as many rows of
-    tall matrices, up to MOST_POINTS in each. With up to FREE_POINTS in all, to every row.
+    tall matrices, up to MOST_POINTS in each. As far as FREE_POINTS in all allow, every row has one,
+    or a run where that fits: a run is one cache line, as a single element is.
     """
     designs = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
     samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
@@ -73,11 +74,13 @@ def weight_samples(
     for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
         share, free_share = (n // (len(tall) - number) for n in (room, free))
         most = max(min(MOST_POINTS, sample_size + share), sample_size + free_share)
-        points = min(shapes[i][0], most)
-        room, free = (n - (points - sample_size) for n in (room, free))
-        samples[i] = Sample(
-            names[i], prod(shapes[i]), seed, row_strata=1, cell_strata=points, run=1
-        )
+        rows, numel = shapes[i][0], prod(shapes[i])
+        if RUN * rows <= sample_size + free_share:
+            samples[i] = Sample(names[i], numel, seed, row_strata=rows, cell_strata=1, rows=rows)
+        else:
+            points = min(rows, most)
+            samples[i] = Sample(names[i], numel, seed, row_strata=1, cell_strata=points, run=1)
+        room, free = (n - (samples[i].count - sample_size) for n in (room, free))
     return tuple(samples)
 
 
