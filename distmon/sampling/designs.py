@@ -68,7 +68,8 @@ def weight_samples(
     """
     designs = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
     samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
-    tall = [i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole]
+    by_row = (i for i, shape in enumerate(shapes) if is_tall(shape) or _is_table(shape))
+    tall = [i for i in by_row if not samples[i].whole]
     used = int(SampleNumbers.of(samples).count.sum())
     room, free = 3 * sample_size * len(samples) // 2 - used, max(0, FREE_POINTS - used)
     for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
@@ -77,7 +78,7 @@ def weight_samples(
         rows, numel = shapes[i][0], prod(shapes[i])
         if RUN * rows <= sample_size + free_share:
             samples[i] = Sample(names[i], numel, seed, row_strata=rows, cell_strata=1, rows=rows)
-        else:
+        elif is_tall(shapes[i]):
             points = min(rows, most)
             samples[i] = Sample(names[i], numel, seed, row_strata=1, cell_strata=points, run=1)
         room, free = (n - (samples[i].count - sample_size) for n in (room, free))
@@ -93,6 +94,11 @@ def _named(name: str, like: Sample) -> Sample:
 def is_tall(shape: tuple[int, ...]) -> bool:
     """Whether every row of a parameter is sampled. A long vector has rows of one element."""
     return len(shape) > 0 and shape[0] >= TALL
+
+
+def _is_table(shape: tuple[int, ...]) -> bool:
+    """Whether a matrix is likely to be looked up by rows: few layers are that narrow."""
+    return len(shape) == 2 and shape[0] >= 16 * shape[1]
 
 
 def _gradient_sample(name: str, shape: tuple[int, ...], seed: int, tall: bool) -> Sample:
