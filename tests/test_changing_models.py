@@ -163,3 +163,72 @@ def test_a_larger_table_of_embeddings_is_no_reset_of_what_follows(
     alerts = distmon.read_run(tmp_path / "run").alerts
     assert [a["params"] for a in alerts if a["rule"] == "weights_replaced"] == []
     assert not [r.message for r in caplog.records if "failed" in r.message]
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(32, 32, bias=False)
+        self.head = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x).relu())
+
+
+def test_a_parameter_that_is_tied_later_counts_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = _Tied()
+    optimizer = _sgd(model)
+    with distmon.attach(model, optimizer, **quiet(tmp_path, sample_size="exact")) as monitor:
+        _steps(model, optimizer, monitor, 2)
+        model.head.weight = model.embed.weight
+        optimizer.param_groups[0]["params"] = [*model.parameters()]
+        record = _steps(model, optimizer, monitor, 1)
+    total = float(model.embed.weight.grad.double().norm())  # type: ignore[union-attr]
+    assert record.metrics["monitor/grad_norm"] == pytest.approx(total, rel=1e-6)
+    assert np.isnan(record.params.row("head.weight")["grad_norm"])
+    (message,) = [r.message for r in caplog.records if "head.weight" in r.message]
+    assert "was replaced by embed.weight and is monitored under that name" in message
+
+
+class _Adapter(nn.Module):
+    """What an adapter library puts in the place of a layer."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(4, base.in_features) / 8)
+        self.up = nn.Parameter(torch.zeros(base.out_features, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def test_parameters_that_are_added_later_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model()
+    optimizer = _sgd(model)
+    with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
+        _steps(model, optimizer, monitor, 2)
+        model[2] = _Adapter(model[2])
+        optimizer.add_param_group({"params": [model[2].down, model[2].up], "lr": 0.1})
+        record = _steps(model, optimizer, monitor, 3)
+    assert not record.faults
+    (message,) = [r.message for r in caplog.records if "after attach" in r.message]
+    assert "(2: 2.down, 2.up); they are not monitored" in message
+    assert "totals leave them out: attach again" in message
+
+
+def test_weights_that_an_optimizer_kept_are_not_called_added(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model()
+    optimizer = _sgd(model)
+    with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
+        _steps(model, optimizer, monitor, 1)
+        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+        _steps(model, optimizer, monitor, 2)
+    assert not [r.message for r in caplog.records if "after attach" in r.message]

@@ -4,9 +4,11 @@
     python -m benchmarks.accuracy                     # everything
     python -m benchmarks.accuracy --families gpt2,bert --modes sampled --batches 64
     python -m benchmarks.accuracy --report runs/accuracy
+    python -m benchmarks.accuracy --report runs/gpt2 runs/bert --out runs/both
 
 Writes `readings.csv` (one line per number), `accuracy.md` and `accuracy.png` into the folder given
-with --out. With --report the tables and the plot are made anew from the readings of an earlier run.
+with --out. With --report the tables and the plot are made anew from the readings of earlier runs,
+each of which may be of some families: a long run can be cut into short ones.
 """
 
 from __future__ import annotations
@@ -42,10 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     out: Path = options.out
     if options.report is not None:
-        out = options.report
-        path = out / READINGS
-        _report(console, out, list(read_csv(path)), read_conditions(path), [])
-        return 0
+        return _report_again(console, options.report, options.out)
     refused = unsupported_modes(options.modes)
     notes = [f"mode {mode}: not supported by this version" for mode in refused]
     for note in notes:
@@ -69,6 +68,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     readings = _run_with_progress(plan, console)
     write_csv(out / READINGS, readings, under)
     _report(console, out, readings, under, notes)
+    return 0
+
+
+def _report_again(console: Console, folders: Sequence[Path], out: Path) -> int:
+    """Report on the readings of earlier runs: in their own folder, or in `out` for several."""
+    paths = [folder / READINGS for folder in folders]
+    readings = [reading for path in paths for reading in read_csv(path)]
+    under = [read_conditions(path) for path in paths]
+    if any(each != under[0] for each in under):
+        console.print(f"not one run: the conditions of {', '.join(map(str, folders))} differ")
+        return 1
+    if len(folders) == 1:
+        out = folders[0]
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        write_csv(out / READINGS, readings, under[0])
+    _report(console, out, readings, under[0], [])
     return 0
 
 
@@ -115,7 +131,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
-    parser.add_argument("--report", type=Path, help="folder of an earlier run; nothing is trained")
+    parser.add_argument(
+        "--report", type=Path, nargs="+", help="folders of earlier runs; nothing is trained"
+    )
     options = parser.parse_args(arguments)
     for name, quick, full in (
         ("batches", list(QUICK_BATCHES), list(BATCHES)),

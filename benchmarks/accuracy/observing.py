@@ -133,6 +133,7 @@ class Observers:
             seed=seed,
             budget_after_s=NO_STRETCHING_S,
             sinks=(),
+            writer="thread",  # a new process for every monitor would take most of the time
             run_dir=folder / "run",
         )
         monitor.install_hooks()

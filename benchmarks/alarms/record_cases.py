@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,8 +27,11 @@ from benchmarks.alarms.corpus import CASES, compact, pack
 from benchmarks.alarms.kinds.setup import Loop
 
 
-def train(case: Case, seed: int, folder: Path) -> None:
-    """Train one case in this process, with the recording in `folder`."""
+def train(case: Case, seed: int, folder: Path, **settings_too: Any) -> None:
+    """Train one case in this process, with the recording in `folder`.
+
+    `settings_too` are further settings of the monitor.
+    """
     torch.manual_seed(seed)
     setup, fault = case.build(seed), case.fault()
     fault.begin(setup)
@@ -39,6 +43,7 @@ def train(case: Case, seed: int, folder: Path) -> None:
         "percentiles": False,
         "writer": "thread",  # many short runs: a process for each takes longer than they do
         **setup.config,
+        **settings_too,
     }
     models = setup.models if len(setup.models) > 1 else setup.models[0]
     with distmon.attach(models, setup.optimizers, settings) as monitor:

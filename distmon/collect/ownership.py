@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,10 @@ class Ownership:
         self.optimizers = [unwrap_optimizer(optimizer) for optimizer in optimizers]
         self._shards = shards
         self._groups = groups or self._groups_of_optimizers
+        self._held: dict[int, list[int]] = {}
+        self._known: set[int] = set()
         self.refresh()
+        self._known |= {id(p) for p in self._strangers()}
         self._table = np.zeros((len(shards), len(OWNERSHIP_COLUMNS)))
         self.first_lr: Number = math.nan
         """Learning rate of the first param group when `columns` was last called."""
@@ -59,14 +62,15 @@ class Ownership:
 
     def refresh(self) -> None:
         """Take in that shards have been replaced."""
-        # One tensor of an optimizer may hold shards of many parameters.
-        self._held: dict[int, list[int]] = {}
+        self._known.update(self._held)
+        self._held = {}  # one tensor of an optimizer may hold shards of many parameters
         for i, shard in enumerate(self._shards):
             for p in shard.parameters:
                 self._held.setdefault(id(p), []).append(i)
         self._gates = [shard.gate for shard in self._shards]
         self._holds = np.array([bool(shard.parameters) for shard in self._shards])
         self._found: dict[tuple[int, ...], NDArray[np.int64]] = {}
+        self._groups_changed = False
 
     def columns(self) -> NDArray[np.float64]:
         """Return [parameters, 4] in the order of OWNERSHIP_COLUMNS; the next call overwrites it."""
@@ -101,6 +105,21 @@ class Ownership:
         owned = (self._rows(group["params"]).tolist() for group in self._groups())
         return set(range(len(self._shards))).difference(*owned)
 
+    def added(self) -> list[torch.Tensor]:
+        """Return the tensors that were put into a param group after attach and have no row.
+
+        Each is returned once. What an optimizer owned beside the model at attach is not meant.
+        """
+        if not self._groups_changed:
+            return []
+        self._groups_changed = False
+        new = [p for p in self._strangers() if id(p) not in self._known and p.requires_grad]
+        self._known.update(map(id, new))
+        return new
+
+    def _strangers(self) -> Iterator[torch.Tensor]:
+        return (p for group in self._groups() for p in group["params"] if id(p) not in self._held)
+
     def _groups_of_optimizers(self) -> Iterable[Mapping[str, Any]]:
         return (group for optimizer in self.optimizers for group in optimizer.param_groups)
 
@@ -110,6 +129,7 @@ class Ownership:
         if ids not in self._found:
             rows = [row for i in ids for row in self._held.get(i, ())]
             self._found[ids] = np.array(rows, dtype=np.int64)
+            self._groups_changed = True
         return self._found[ids]
 
 

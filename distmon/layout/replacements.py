@@ -38,7 +38,8 @@ class ParameterIdentities:
         """Return the parameters that were replaced since the last call."""
         if all(held.get(name) is expected for held, name, expected in self._links):
             return []
-        found = []
+        found: list[Replacement] = []
+        names = {id(p): shard.name for shard in shards for p in shard.parameters[:1]}
         sharded: dict[int, torch.Tensor] | None = None
         followed = [*shards]
         for i, shard in enumerate(shards):
@@ -49,8 +50,10 @@ class ParameterIdentities:
                     sharded = _sharded_parameters(model) if sharded is None else sharded
                     now = sharded.get(id(now), shard.parameters[0])
                 if now is not shard.parameters[0]:
-                    found.append(_follow(i, shard, now))
+                    found.append(_follow(i, shard, now, names.get(id(now))))
                     followed[i] = found[-1].shard
+                    if followed[i].parameters:
+                        names[id(now)] = shard.name
         self._find_links(followed)
         return found
 
@@ -71,6 +74,18 @@ class ParameterIdentities:
                 module = inner
             links[id(module), name] = (module._parameters, name, shard.parameters[0])
         self._links = [*links.values()]
+
+
+def describe_added(added: Sequence[torch.Tensor], shards: Sequence[Shard]) -> str:
+    """Return a sentence about parameters that an optimizer got after attach: they have no row."""
+    models = {id(model): model for shard in shards if shard.path and (model := shard.path[0]())}
+    names = {id(p): name for model in models.values() for name, p in model.named_parameters()}
+    found = [names.get(id(p), f"a tensor of shape {tuple(p.shape)}") for p in added]
+    listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return (
+        f"parameters were given to an optimizer after attach ({len(found)}: {listed}); "
+        "they are not monitored, and totals leave them out: attach again to monitor them"
+    )
 
 
 def _like(old: Shard, now: Any) -> Shard:
@@ -122,10 +137,17 @@ def _is_placed_alike(now: object, before: object) -> bool:
     return bool(spec.mesh == old.mesh and spec.placements == old.placements)
 
 
-def _follow(index: int, old: Shard, now: torch.Tensor | None) -> Replacement:
+def _follow(
+    index: int, old: Shard, now: torch.Tensor | None, other_name: str | None
+) -> Replacement:
+    """Return what became of a parameter; `other_name` has the one in its place if it is read."""
     before = old.parameters[0]
+    advice = "is no longer monitored: attach again to monitor it"
     if now is None:
         change = "was removed from its module"
+    elif other_name is not None:
+        change = f"was replaced by {other_name}"
+        advice = "is monitored under that name: its gradient counts once"
     elif not _is_placed_alike(now, before) or now.device != before.device:
         change = f"was replaced by a {type(now.data).__name__} on {now.device}"
     elif now.shape != before.shape:
@@ -143,6 +165,4 @@ def _follow(index: int, old: Shard, now: torch.Tensor | None) -> Replacement:
         requires_grad=old.requires_grad(),
         may_be_partial=old.may_be_partial,
     )
-    return Replacement(
-        index, absent, f"{old.name} {change} and is no longer monitored: attach again to monitor it"
-    )
+    return Replacement(index, absent, f"{old.name} {change} and {advice}")

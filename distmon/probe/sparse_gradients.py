@@ -37,6 +37,7 @@ def fill_sparse_gradient(
         "g_nan": nan[0].double(),
         "g_inf": inf[0].double(),
         "g_zero": (sample.numel - nonzero[0] - nan[0] - inf[0]) * part,
+        "g_unreadable": torch.ones_like(applied),  # which sampled updates it moves is not looked up
     }
     for name, number in sums.items():
         rows.sums[row, SUM[name]] = number * applied

@@ -125,6 +125,8 @@ def _moments(reduced: Reduced, sampling: Sampling, what: str) -> Moments:
         stderr = stderr * student_factor(DEGREES)
         mean = sums[:, SUM[f"{what}_sum"]] * scale / sampling.numel
         std = np.sqrt(np.maximum(square / sampling.numel - mean**2, 0.0))
+        if what == "u":
+            unknown |= _misses_gradient(reduced) & (table.unseen > 0)
         stderr = np.where((count > 0) & ~unknown, stderr, np.nan)
         source = "w" if what == "u" else what
         bad = sums[:, SUM[f"{source}_nan"]] + sums[:, SUM[f"{source}_inf"]] > 0
@@ -132,6 +134,18 @@ def _moments(reduced: Reduced, sampling: Sampling, what: str) -> Moments:
         if what == "g":
             norm, mean, std = (np.where(unknown, np.nan, x) for x in (norm, mean, std))
     return Moments(copies, square, variance, norm, stderr, mean, std)
+
+
+def _misses_gradient(reduced: Reduced) -> NDArray[np.bool_]:
+    """Return where a parameter has a gradient, but no element whose update was sampled has one.
+
+    What is seen there is weight decay and momentum; how far the rest moved is not known.
+    """
+    sums = reduced.sums
+    finite = sums[:, SUM["g_count"]] - sums[:, SUM["g_nan"]] - sums[:, SUM["g_inf"]]
+    elementwise = sums[:, SUM["g_unreadable"]] == 0
+    missed = (finite > sums[:, SUM["g_zero"]]) & (sums[:, SUM["u_graded"]] == 0) & elementwise
+    return np.asarray(missed)
 
 
 def student_factor(degrees: float) -> float:

@@ -20,7 +20,7 @@ from distmon.collect.telemetry.device_clock import DeviceClock
 from distmon.config import MonitorConfig
 from distmon.device import to_device
 from distmon.layout import Shard
-from distmon.layout.replacements import ParameterIdentities
+from distmon.layout.replacements import ParameterIdentities, describe_added
 from distmon.probe import Rows, choose_probe
 from distmon.probe.partial_gradients import PartialGradients
 from distmon.probe.sparse_gradients import fill_sparse_gradient
@@ -244,6 +244,8 @@ class Observer:
             # Before a scheduler changes the lr, and after the probe has read all parameters, which
             # are then in the cache.
             self._owner_columns = self._ownership.columns()
+            if added := self._ownership.added():
+                log.warning("distmon: %s", describe_added(added, self._shards))
         self._partial.move(buffers.rows, buffers.partial_gradients, applied, mine)
         for row in self._probe.without_grad:
             if row in mine:

@@ -25,6 +25,10 @@ VOCABULARY_RUNS: Final = 3 << 15
 """Runs in a matrix with 4 times as many rows as columns: its squared norm may lie in few rows."""
 MOST_POINTS: Final = 8192
 """Single elements of a tall weight: each is a cache line to wait for, before and after a step."""
+FREE_POINTS: Final = 1 << 17
+"""Elements of all weights that are sampled whatever the limits, as far as tall matrices have rows:
+tables and snapshot of 1 to 1.5 MB. A model of few parameters may be tables of which a step moves a
+hundred rows in 100 000, and a sample of some thousand rows sees a handful of them."""
 MOST_RUNS: Final = 1 << 22
 """Runs in all tall matrices together: tables of 20 MB over all ranks."""
 
@@ -59,18 +63,25 @@ def weight_samples(
 
     What small parameters leave of 1.5 x `sample_size` x parameters, the elements whose tables and
     snapshot take 12 bytes x `sample_size` x parameters, goes to single elements in as many rows of
-    tall matrices, up to MOST_POINTS in each.
+    tall matrices, up to MOST_POINTS in each. As far as FREE_POINTS in all allow, every row has one,
+    or a run where that fits: a run is one cache line, as a single element is.
     """
     designs = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
     samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
-    tall = [i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole]
-    room = 3 * sample_size * len(samples) // 2 - int(SampleNumbers.of(samples).count.sum())
+    by_row = (i for i, shape in enumerate(shapes) if is_tall(shape) or _is_table(shape))
+    tall = [i for i in by_row if not samples[i].whole]
+    used = int(SampleNumbers.of(samples).count.sum())
+    room, free = 3 * sample_size * len(samples) // 2 - used, max(0, FREE_POINTS - used)
     for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
-        points = min(shapes[i][0], MOST_POINTS, sample_size + room // (len(tall) - number))
-        room -= points - sample_size
-        samples[i] = Sample(
-            names[i], prod(shapes[i]), seed, row_strata=1, cell_strata=points, run=1
-        )
+        share, free_share = (n // (len(tall) - number) for n in (room, free))
+        most = max(min(MOST_POINTS, sample_size + share), sample_size + free_share)
+        rows, numel = shapes[i][0], prod(shapes[i])
+        if RUN * rows <= sample_size + free_share:
+            samples[i] = Sample(names[i], numel, seed, row_strata=rows, cell_strata=1, rows=rows)
+        elif is_tall(shapes[i]):
+            points = min(rows, most)
+            samples[i] = Sample(names[i], numel, seed, row_strata=1, cell_strata=points, run=1)
+        room, free = (n - (samples[i].count - sample_size) for n in (room, free))
     return tuple(samples)
 
 
@@ -83,6 +94,11 @@ def _named(name: str, like: Sample) -> Sample:
 def is_tall(shape: tuple[int, ...]) -> bool:
     """Whether every row of a parameter is sampled. A long vector has rows of one element."""
     return len(shape) > 0 and shape[0] >= TALL
+
+
+def _is_table(shape: tuple[int, ...]) -> bool:
+    """Whether a matrix is likely to be looked up by rows: few layers are that narrow."""
+    return len(shape) == 2 and shape[0] >= 16 * shape[1]
 
 
 def _gradient_sample(name: str, shape: tuple[int, ...], seed: int, tall: bool) -> Sample:

@@ -192,6 +192,9 @@ class _Row:
             "in_optimizer": float(lr is not None),
             "has_grad": float(grad is not None),
         }
+        missed = grad is not None and np.any(grad) and not np.any(grad_of_stepped)
+        if missed and not self.sample.whole:  # what moved is not in the sample
+            c["update_norm_stderr"] = np.nan
         for what, values in (("weight", weight), ("grad", grad)):
             for kind, is_kind in (("nan", np.isnan), ("inf", np.isinf)):
                 c[f"{what}_{kind}"] = np.nan if values is None else float(is_kind(values).sum())

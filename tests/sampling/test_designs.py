@@ -63,6 +63,15 @@ def _weights(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[S
     return weight_samples(names, shapes, 1024, 0)
 
 
+def _weights_of_small_models(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> tuple[Sample, ...]:
+    samples = []
+    for name, shape in zip(names, shapes, strict=True):  # each with nothing beside it
+        samples += weight_samples([name], [shape], 1024, 0)
+    return tuple(samples)
+
+
 def _gradients(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[Sample, ...]:
     samples = []
     for name, shape in zip(names, shapes, strict=True):  # one by one: no run is given up
@@ -107,6 +116,8 @@ DESIGNS: list[tuple[str, Choose, tuple[int, int], Kind, int]] = [
     ("spread evenly", _gradients, (1000, 300), _heavy_tailed, SEEDS),
     ("points", _weights, (4100, 300), _dense, SEEDS),
     ("points", _weights, (4100, 300), _graded_rows, SEEDS),
+    ("a point in every row", _weights_of_small_models, (17_000, 30), _graded_rows, 100),
+    ("a run in every row", _weights_of_small_models, (4100, 101), _graded_rows, 100),
     ("runs", _weights, (1000, 300), _graded_rows, SEEDS),
 ]
 

@@ -14,7 +14,7 @@ from distmon.layout import capture
 from distmon.probe import TorchProbe
 from distmon.record.statistics import DEGREES, Sampling, moments, param_table, student_factor
 from distmon.reduce.buffers import BufferSizes, HostBuffers
-from distmon.sampling.designs import MOST_POINTS, RUNS_ELSEWHERE
+from distmon.sampling.designs import FREE_POINTS, MOST_POINTS, RUNS_ELSEWHERE
 from distmon.sampling.plan import SamplePlan, build_plan
 from distmon.sampling.reading import Reading
 from distmon.sampling.sample import choose
@@ -137,6 +137,26 @@ def test_rows_of_tall_matrices_fit_in_what_small_parameters_leave() -> None:
     plan = build_plan(capture(model), Reading(), 0, CPU)
     assert plan.samples[0].count == MOST_POINTS  # single elements, each in another row
     assert plan.nbytes - plan.gradient_runs.nbytes <= 12 * 1024 * len(shapes)
+
+
+def test_every_row_of_the_tables_of_a_small_model() -> None:
+    """A step of 64 words moves some 40 rows of 33 278: a sample of 6000 rows sees 7 of them."""
+    shapes = [(33_278, 128), (33_278, 128), *[(512, 128)] * 4, *[(512,)] * 5]
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(s)) for s in shapes])
+    plan = build_plan(capture(model), Reading(), 0, CPU)
+    for table in plan.samples[:2]:
+        assert (np.sort(table.indices // 128) == np.arange(33_278)).all()
+    assert plan.nbytes - plan.gradient_runs.nbytes <= 12 * FREE_POINTS
+
+
+def test_tables_of_a_small_model_share_what_is_free() -> None:
+    shapes = [(300_000, 16), (40_000, 16), (5000, 16), (700, 16), (64, 64)]
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(s)) for s in shapes])
+    plan = build_plan(capture(model), Reading(), 0, CPU)
+    largest, *others = (sample.count for sample in plan.samples[:3])
+    assert others == [40_000, 8 * 5000]  # a run in every row of the smallest
+    assert 0.9 * FREE_POINTS < largest + sum(others) <= FREE_POINTS
+    assert plan.nbytes - plan.gradient_runs.nbytes <= 12 * FREE_POINTS
 
 
 def _assert_small(plan: SamplePlan, parameters: int) -> None:
