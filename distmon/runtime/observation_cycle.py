@@ -23,6 +23,7 @@ from distmon.collect.telemetry.rank_telemetry import RankTelemetry
 from distmon.errors import CollectiveError
 from distmon.record.builder import DIFFERENT
 from distmon.record.record import Record
+from distmon.reduce.rank_wait import RankWait
 from distmon.rules.nonfinite import immediate_alert
 from distmon.runtime.actions import AlertActions, TrainingStopped
 from distmon.runtime.agreement import StartAgreement
@@ -79,8 +80,7 @@ class ObservationCycle:
         self._actions = actions
         self._faults = faults
         self._start_agreement = StartAgreement(observer.ranks)
-        ranks = observer.ranks
-        self._decisions = Decisions(ranks.decisions, ranks.rank, ranks.size, actions.on_all_ranks)
+        self._decisions = Decisions(observer.ranks, actions.on_all_ranks)
         self._interval = IntervalChange()
         self._arrived: deque[Arrived] = deque()
         self._unpacked = 0
@@ -306,17 +306,17 @@ class ObservationCycle:
 
     def _change_interval(self) -> None:
         """Change the interval, at the observation at which all ranks do."""
-        begin, patience = time.monotonic(), self.patience_s
-        while self._interval.must_wait(self._due):
-            if time.monotonic() > begin + patience:
-                raise CollectiveError(
-                    f"an observation on which the interval depends took over {patience:g} s"
-                )
-            time.sleep(_POLL_SECONDS)
-            self.advance()
+        what = "an observation on which the interval depends"
+        with RankWait(self.patience_s, self.observer.ranks.progress, what) as wait:
+            wait.until(self._interval_is_known)
         if (interval := self._interval.take(self._due)) is not None:
             self._cost.adopt(interval)
             self.change_interval(interval)
+
+    def _interval_is_known(self) -> bool:
+        if self._interval.must_wait(self._due):
+            self.advance()
+        return not self._interval.must_wait(self._due)
 
     def change_interval(self, interval: int) -> None:
         """Observe every `interval` steps from now on."""
