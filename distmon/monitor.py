@@ -56,6 +56,10 @@ class Monitor:
         self._training_thread: int | None = None
         """The thread of `step`, from the first step on; only it may take observations on."""
         self._known_state: dict[str, Any] = {}
+        self._in_use = threading.RLock()
+        """Held by whoever takes observations on, or ends them: the thread of `step`, or `close`."""
+        self._close_is_due = False
+        """Another thread has called `close` in a long step, which closes at its end."""
         # A compiler that traced into them, from the hooks of a compiled optimizer step, would
         # recompile at every change of the monitor's state.
         disable: Any = torch.compiler.disable
@@ -107,8 +111,9 @@ class Monitor:
         if self._is_other_thread:
             return self._parts.cycle.known_record
         try:
-            if not self.closed:
-                self.cycle.settle(PATIENCE_S)
+            with self._in_use:
+                if not self.closed:
+                    self.cycle.settle(PATIENCE_S)
             return self.cycle.newest_record()
         except CollectiveError as error:
             self._end_monitoring(error)
@@ -260,17 +265,22 @@ class Monitor:
         """
         if self.closed:
             return
-        self._training_thread = threading.get_ident()
         before, self._exchanged = self._parts.schedule.counted, False
         try:
-            self.faults.guard("step", self._lane.settle)
-            self._step(step, tokens, samples, (loss, grad_norm, lr))
-            self._hint.step_called()
+            with self._in_use:
+                if self.closed:  # by another thread
+                    return
+                self._training_thread = threading.get_ident()
+                self.faults.guard("step", self._lane.settle)
+                self._step(step, tokens, samples, (loss, grad_norm, lr))
+                self._hint.step_called()
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
             self.faults.report("step", error)
             self._make_up_for_step(before)
+        if self._close_is_due and not self.closed:
+            self._close()
         if (stopped := self.actions.stopped) is not None and not self.closed:
             self.cycle.stop_together(stopped)
             self.close()
@@ -306,19 +316,22 @@ class Monitor:
     def _make_up_for_step(self, before: int) -> None:
         """Do after an error what other ranks count on: the step counts, and it is exchanged."""
         try:
-            if self.schedule.counted == before:
-                self.schedule.advance_anyway()
-            self.cycle.observer.losses.complete(self.schedule.completed)
-            if not self._exchanged:
-                self.cycle.run()
+            with self._in_use:
+                if self.schedule.counted == before:
+                    self.schedule.advance_anyway()
+                self.cycle.observer.losses.complete(self.schedule.completed)
+                if not (self._exchanged or self.closed):
+                    self.cycle.run()
         except Exception as error:
             self._end_monitoring(CollectiveError(f"{type(error).__name__}: {error}"))
 
     def _end_monitoring(self, error: CollectiveError) -> None:
         """Continue the training without the monitor."""
         try:
-            self.cycle.abandon(error)
-            self._close(deliver=False)
+            with self._in_use:
+                if not self.closed:
+                    self.cycle.abandon(error)
+                    self._close(deliver=False)
         except Exception as problem:
             self.faults.report("close", problem)
 
@@ -332,7 +345,8 @@ class Monitor:
         if self._is_other_thread:
             return self._last_state()
         try:
-            cycle = self.cycle.state_dict()
+            with self._in_use:
+                cycle = self.cycle.state_dict()
             self._known_state = {
                 "version": STATE_VERSION,
                 "schedule": self.schedule.state_dict(),
@@ -382,10 +396,18 @@ class Monitor:
     def close(self) -> None:
         """Remove the hooks, deliver what is pending, and close the sinks. Safe to call twice.
 
-        It enters no collective: it may run on one rank alone, after an exception.
+        It enters no collective: it may run on one rank alone, after an exception, and on another
+        thread than `step`. In a step that takes long it returns, and the step closes at its end.
         """
         if not self.closed:
-            self._close()
+            if not self._in_use.acquire(timeout=PATIENCE_S):
+                self._close_is_due = True
+                return
+            try:
+                if not self.closed:
+                    self._close()
+            finally:
+                self._in_use.release()
         self.cycle.join(PATIENCE_S)
 
     def _close(self, deliver: bool = True) -> None:
