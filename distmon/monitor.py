@@ -74,6 +74,10 @@ class Monitor:
         self._training_thread: int | None = None
         """The thread of `step`, from the first step on; only it may take observations on."""
         self._saved = SavedState(parts)
+        self._in_use = threading.RLock()
+        """Held by whoever takes observations on, or ends them: the thread of `step`, or `close`."""
+        self._close_is_due = False
+        """Another thread has called `close` in a long step, which closes at its end."""
         # A compiler that traced into them, from the hooks of a compiled optimizer step, would
         # recompile at every change of the monitor's state.
         disable: Any = torch.compiler.disable
@@ -96,8 +100,9 @@ class Monitor:
         if self._is_other_thread:
             return self.parts.cycle.known_record
         try:
-            if not self.closed:
-                self.cycle.settle(PATIENCE_S)
+            with self._in_use:
+                if not self.closed:
+                    self.cycle.settle(PATIENCE_S)
             return self.cycle.newest_record()
         except CollectiveError as error:
             self._end_monitoring(error)
@@ -244,31 +249,44 @@ class Monitor:
         """
         if self.closed:
             return
-        self._training_thread = threading.get_ident()
         counted, self._completion.exchanged = self.parts.schedule.counted, False
         try:
-            self._completion.complete(step, tokens, samples, (loss, grad_norm, lr))
+            with self._in_use:
+                if not self._is_open():
+                    return
+                self._training_thread = threading.get_ident()
+                self._completion.complete(step, tokens, samples, (loss, grad_norm, lr))
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
             self.faults.report("step", error)
             self._make_up_for_step(counted)
+        if self._close_is_due and not self.closed:
+            self._close()
         if (stopped := self.actions.stopped) is not None and not self.closed:
             self.cycle.stop_together(stopped)
             self.close()
             raise stopped
 
+    def _is_open(self) -> bool:
+        """Return whether no other thread has closed the monitor meanwhile."""
+        return not self.closed
+
     def _make_up_for_step(self, counted: int) -> None:
         try:
-            self._completion.make_up(counted)
+            with self._in_use:
+                if not self.closed:
+                    self._completion.make_up(counted)
         except Exception as error:
             self._end_monitoring(CollectiveError(f"{type(error).__name__}: {error}"))
 
     def _end_monitoring(self, error: CollectiveError) -> None:
         """Continue the training without the monitor."""
         try:
-            self.cycle.abandon(error)
-            self._close(deliver=False)
+            with self._in_use:
+                if not self.closed:
+                    self.cycle.abandon(error)
+                    self._close(deliver=False)
         except Exception as problem:
             self.faults.report("close", problem)
 
@@ -282,8 +300,9 @@ class Monitor:
         try:
             if self._is_other_thread:
                 return self._saved.last()
-            self.lane.settle()
-            return self._saved.collect()
+            with self._in_use:
+                self.lane.settle()
+                return self._saved.collect()
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
@@ -299,8 +318,9 @@ class Monitor:
         if not state:
             return
         try:
-            self.lane.settle()
-            self._saved.load(state)
+            with self._in_use:
+                self.lane.settle()
+                self._saved.load(state)
         except CollectiveError as error:
             self._end_monitoring(error)
         except Exception as error:
@@ -318,10 +338,18 @@ class Monitor:
     def close(self) -> None:
         """Remove the hooks, deliver what is pending, and close the sinks. Safe to call twice.
 
-        It enters no collective: it may run on one rank alone, after an exception.
+        It enters no collective: it may run on one rank alone, after an exception, and on another
+        thread than `step`. In a step that takes long it returns, and the step closes at its end.
         """
         if not self.closed:
-            self._close()
+            if not self._in_use.acquire(timeout=PATIENCE_S):
+                self._close_is_due = True
+                return
+            try:
+                if not self.closed:
+                    self._close()
+            finally:
+                self._in_use.release()
         self.cycle.join(PATIENCE_S)
 
     def _close(self, deliver: bool = True) -> None:

@@ -19,6 +19,30 @@ PATIENCE_S: Final = 5.0
 SMALL_WORLD: Final = 16
 """Up to this many ranks each of them asks for the others; above, rank 0 alone. The store is one
 process, and all ranks fail at once: with 4096 of them it would get 16 million requests a round."""
+_ENDED: Final = "ended"
+_REQUESTS_PER_S: Final = 5000
+"""Of all ranks that ask whether one has ended."""
+
+
+class EndWatch:
+    """Asks again and again, on a thread of its own, whether a rank has ended."""
+
+    def __init__(self, ask: Callable[[], bool], pause_s: float) -> None:
+        self._ask = ask
+        self._pause_s = pause_s
+        self.ended = False
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="distmon-progress", daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(Exception):  # the store may be gone with the process that served it
+            while not (self._stopped.is_set() or self.ended):
+                self.ended = self._ask()
+                self._stopped.wait(self._pause_s)
+
+    def stop(self) -> None:
+        """Ask no more; does not wait for an answer."""
+        self._stopped.set()
 
 
 class Progress:
@@ -32,7 +56,7 @@ class Progress:
         self._store = c10d.PrefixStore(f"distmon/{name}", c10d._get_default_store())
 
     def describe(self, step: int, then: Callable[[str], None]) -> threading.Thread:
-        """Publish the step of this rank, and call `then` with the steps of all ranks.
+        """Publish that this rank has ended, and call `then` with the steps of all ranks.
 
         Both on a thread of its own, which is returned; `then` gets at least this rank's step, and
         no more than that on ranks other than 0 of a large world.
@@ -42,7 +66,7 @@ class Progress:
         def ask() -> None:
             steps = {self._rank: step}
             with suppress(Exception):  # the store may be gone with the process that served it
-                self._store.set(str(self._rank), str(step))
+                self._publish(step)
                 if asks:
                     self._collect(steps)
             then(self._sentence(steps, asks))
@@ -52,13 +76,22 @@ class Progress:
         return thread
 
     def publish(self, step: int) -> None:
-        """Publish the last step of this rank, without waiting for the store."""
+        """Publish that this rank has ended at `step`, without waiting for the store."""
 
         def put() -> None:
             with suppress(Exception):
-                self._store.set(str(self._rank), str(step))
+                self._publish(step)
 
         threading.Thread(target=put, name="distmon-progress", daemon=True).start()
+
+    def _publish(self, step: int) -> None:
+        self._store.set(_ENDED, "1")  # first: ranks may be waiting for this one
+        self._store.set(str(self._rank), str(step))
+
+    def watch_end(self) -> EndWatch:
+        """Ask from now on, without waiting for the store, whether a rank has ended."""
+        pause = max(0.002, self._size / _REQUESTS_PER_S)
+        return EndWatch(lambda: bool(self._store.check([_ENDED])), pause)
 
     def _collect(self, steps: dict[int, int]) -> None:
         """Add the steps of the ranks that publish theirs in time."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from typing import Final
 
 from distmon.collect.evaluations import PendingEvaluations
 from distmon.collect.finite_watch import FiniteWatch
-from distmon.errors import CollectiveError
 from distmon.record.builder import DIFFERENT
 from distmon.record.record import Record
+from distmon.reduce.rank_wait import RankWait
 from distmon.runtime.actions import AlertActions
 from distmon.runtime.arrived import Arrived
 from distmon.runtime.decisions import Decisions
@@ -140,15 +139,15 @@ class Arrivals:
         Waits for an earlier observation only where a change depends on it, at most `seconds`, then
         raises CollectiveError.
         """
-        deadline = time.monotonic() + seconds
-        while self._interval.must_wait(number):
-            if time.monotonic() > deadline:
-                raise CollectiveError(
-                    f"an observation on which the interval depends took over {seconds:g} s"
-                )
-            time.sleep(POLL_SECONDS)
-            self.advance()
+        what = "an observation on which the interval depends"
+        with RankWait(seconds, self._observer.ranks.progress, what) as wait:
+            wait.until(lambda: self._interval_is_known(number))
         return self._interval.take(number)
+
+    def _interval_is_known(self, number: int) -> bool:
+        if self._interval.must_wait(number):
+            self.advance()
+        return not self._interval.must_wait(number)
 
     def newest_record(self) -> Record | None:
         """Return the newest record; waits for its evaluation. Other ranks than 0 derive it here."""

@@ -3,13 +3,12 @@
 Only with actions that need it. At fixed steps after an observation (1, 2, 3, 4, 8, 16, ... steps
 later, and at the next one) all ranks launch a small exchange. A decision is proposed in one of them
 and takes effect at the same one on all ranks (`proposals.py`). No rank waits for another one unless
-it knows that something was decided, then at most `patience_s`.
+it knows that something was decided, then at most `patience_s`, and not for a rank that has ended.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,8 +16,9 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from distmon.errors import CollectiveError
-from distmon.reduce.channel import Channel, Pending
+from distmon.reduce.channel import Pending
+from distmon.reduce.process_group import Ranks
+from distmon.reduce.rank_wait import RankWait
 from distmon.rules.alert import Alert
 from distmon.runtime.proposals import Proposals
 
@@ -26,7 +26,6 @@ PATIENCE_S: Final = 5.0
 """Longest wait for what other ranks have sent already, where steps are short."""
 _STEPS_OF_PATIENCE: Final = 8
 """Ranks whose steps are long, or that synchronize every few steps only, are so far apart."""
-_POLL_SECONDS: Final = 0.0005
 _EVERY_STEP: Final = 4
 """So many steps after an observation have an exchange each; then those that are powers of two."""
 _BYTES: Final = 8192
@@ -73,10 +72,11 @@ class _Exchange:
 class Decisions:
     """Exchanges the decisions of rank 0 at fixed steps."""
 
-    def __init__(self, channel: Channel, rank: int, size: int, enabled: bool) -> None:
+    def __init__(self, ranks: Ranks, enabled: bool) -> None:
         self.enabled = enabled
-        self._channel = channel
-        self._rank, self._size = rank, size
+        self._channel = ranks.decisions
+        self._progress = ranks.progress
+        self._rank, self._size = ranks.rank, ranks.size
         self._decided = Decision()
         self._is_proposed = False
         self._proposals = Proposals[bytes]()
@@ -97,11 +97,11 @@ class Decisions:
         """Launch the next exchange; return the decision that is in effect from it on.
 
         Raises CollectiveError when it is known that something was decided, and not within
-        `patience` seconds whether all ranks know it.
+        `patience` seconds whether all ranks know it, or as soon as a rank has ended.
         """
         number = self._number = self._number + 1
-        self._receive()
-        self._wait(number, patience)
+        with RankWait(patience, self._progress, "the answer to a decision") as wait:
+            wait.until(lambda: self._is_open(number))
         effective = self._proposals.take(number)
         numbers = torch.zeros(1 + _BYTES // 4, dtype=torch.int32)
         numbers[0] = self._proposals.known is not None
@@ -114,15 +114,10 @@ class Decisions:
         self._in_flight.append(_Exchange(number, numbers, pending))
         return _decode(effective) if effective else Decision()
 
-    def _wait(self, number: int, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self._proposals.must_wait(number):
-            if time.monotonic() > deadline:
-                raise CollectiveError(
-                    f"the answer to a decision did not arrive within {seconds:g} s"
-                )
-            time.sleep(_POLL_SECONDS)
-            self._receive()
+    def _is_open(self, number: int) -> bool:
+        """Return whether all is known that this rank must know at exchange `number`."""
+        self._receive()
+        return not self._proposals.must_wait(number)
 
     def _receive(self) -> None:
         """Take in the exchanges that have arrived."""
@@ -133,9 +128,10 @@ class Decisions:
             self._proposals.arrive(first.number, raw or None, int(first.numbers[0]) == self._size)
 
     def meet(self, seconds: float) -> None:
-        """Return when all ranks have called this, or after `seconds`."""
-        mark = torch.zeros(1)
-        self._channel.launch((mark, dist.ReduceOp.SUM)).wait(seconds)
+        """Return when all ranks have called this; CollectiveError when not all will."""
+        met = self._channel.launch((torch.zeros(1), dist.ReduceOp.SUM))
+        with RankWait(seconds, self._progress, "the meeting of all ranks") as wait:
+            wait.until(met.done)
 
 
 def _encode(decision: Decision) -> bytearray:

@@ -74,8 +74,7 @@ class ObservationCycle:
         self._actions = actions
         self._faults = faults
         self.run_start = RunStart(observer, worker, schedule, faults)
-        ranks = observer.ranks
-        self._decisions = Decisions(ranks.decisions, ranks.rank, ranks.size, actions.on_all_ranks)
+        self._decisions = Decisions(observer.ranks, actions.on_all_ranks)
         self._interval = IntervalChange()
         follow_up = FollowUp(self._decisions, self._interval, actions, cost, faults)
         self._arrivals = Arrivals(

@@ -60,8 +60,12 @@ class _Monitored:
         self._writer = writer
         self.training = _Training()
         self.longest = 0.0
+        self.slowest: list[tuple[float, int, str]] = []
+        """Seconds, step and fault of the longest steps."""
         self.checkpoints: list[list[int]] = []
         """Steps in which `on_checkpoint` was called, by monitor."""
+        self.at = ""
+        """The fault that is injected now, here."""
         self.attach()
 
     def attach(self) -> None:
@@ -81,6 +85,7 @@ class _Monitored:
     def note(self, number: int, site: Call | None) -> None:
         """Leave behind where the test is: a rank that hangs cannot say it."""
         faulthandler.dump_traceback_later(40)
+        self.at = f"{number} {site or ''}"
         (self._folder / f"at{dist.get_rank()}").write_text(f"{number} {site} {self.longest:.2f}")
 
     def one_step(self) -> torch.Tensor:
@@ -97,7 +102,9 @@ class _Monitored:
             begin = time.monotonic()
             with injection.armed():
                 loss = self.one_step()
-            self.longest = max(self.longest, time.monotonic() - begin)
+            spent = time.monotonic() - begin
+            self.longest = max(self.longest, spent)
+            self.slowest = sorted([*self.slowest, (spent, self.training.step, self.at)])[-8:]
             self.training.note(loss)
             self.settle()
         return injection.raised
@@ -151,6 +158,7 @@ def _inject(run: _Monitored, sites: list[Call], fresh: bool = False) -> tuple[li
 def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
     logging.getLogger("distmon").setLevel(logging.CRITICAL)
     found: dict[str, Any] = {"sites": 0, "never": [], "restarts": 0, "longest": 0.0, "runs": {}}
+    found["slowest"] = []
     known: set[Call] = set()
     for writer in ("thread", "process"):
         sites = [c for c in _traced(Path(folder) / f"trace-{writer}", writer) if c not in known]
@@ -168,6 +176,7 @@ def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
         found["sites"] += len(sites)
         found["never"] += never
         found["longest"] = max(found["longest"], run.longest)
+        found["slowest"] += [(writer, *each) for each in run.slowest]
         found["runs"][writer] = (run.training.losses, run.checkpoints)
     faulthandler.cancel_dump_traceback_later()
     unmonitored = _Training()
@@ -180,7 +189,7 @@ def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
 def test_a_fault_at_any_call_on_any_rank_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     first, second = run_ranks(_inject_everywhere, 2, str(tmp_path))
     for found in (first, second):
-        print({k: found[k] for k in ("sites", "never", "restarts", "longest")})
+        print({k: found[k] for k in ("sites", "never", "restarts", "longest", "slowest")})
     for found in (first, second):
         assert found["sites"] > 400 / STRIDE
         # Such as what is done with an alert: a busy machine may not come to it in these steps.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from late_outbox import make_late
 from small_runs import quiet, small_model, train
@@ -66,3 +67,77 @@ def test_a_state_that_was_never_taken_is_named(tmp_path: Path, caplog: Any) -> N
         train(model, optimizer, monitor, range(1, 3))
         assert _elsewhere(monitor.state_dict) == {}
     assert "called on another thread than step" in caplog.text
+
+
+class _HeldStep:
+    """A step that stays where ranks exchange, on a thread of its own, until it is released."""
+
+    def __init__(self, monitor: distmon.Monitor) -> None:
+        self.order: list[str] = []
+        self.inside, self.release = threading.Event(), threading.Event()
+        self._monitor = monitor
+        cycle = monitor.cycle
+        run, flush = cycle.run, cycle.flush
+
+        def held_run() -> None:
+            self.inside.set()
+            assert self.release.wait(60)
+            run()
+            self.order.append("step")
+
+        def noted_flush() -> None:
+            self.order.append("close")
+            flush()
+
+        cycle.run = held_run  # type: ignore
+        cycle.flush = noted_flush  # type: ignore
+        self._thread = threading.Thread(target=self._step)
+
+    def _step(self) -> None:
+        try:
+            self._monitor.step(loss=1.0)
+        except BaseException as error:
+            self.order.append(f"raised {error!r}")
+
+    def __enter__(self) -> _HeldStep:
+        self._thread.start()
+        assert self.inside.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release.set()
+        self._thread.join(60)
+
+
+def test_close_on_another_thread_comes_after_the_step_that_runs(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = distmon.attach(model, optimizer, **quiet(tmp_path, interval=2))
+    train(model, optimizer, monitor, range(1, 4))
+    closing = threading.Thread(target=monitor.close)
+    with _HeldStep(monitor) as held:
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        assert not monitor.closed
+        assert not held.order
+    closing.join(60)
+    assert held.order == ["step", "close"]
+    assert monitor.closed
+    assert [r["step"] for r in distmon.read_run(tmp_path / "run").records][:2] == [2, 4]
+
+
+def test_a_step_that_takes_long_closes_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distmon.monitor.PATIENCE_S", 0.05)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = distmon.attach(model, optimizer, **quiet(tmp_path, interval=2))
+    train(model, optimizer, monitor, range(1, 4))
+    with _HeldStep(monitor) as held:
+        monitor.close()
+        assert not monitor.closed
+    assert held.order == ["step", "close"]
+    assert monitor.closed
+    assert not monitor._hooks
