@@ -116,16 +116,21 @@ class Decisions:
 
     def _is_open(self, number: int) -> bool:
         """Return whether all is known that this rank must know at exchange `number`."""
-        self._receive()
+        self.receive()
         return not self._proposals.must_wait(number)
 
-    def _receive(self) -> None:
+    def receive(self) -> None:
         """Take in the exchanges that have arrived."""
         while self._in_flight and self._in_flight[0].pending.done():
             first = self._in_flight.popleft()
             first.pending.join()
             raw = first.numbers[1:].numpy().tobytes().rstrip(b"\0")
             self._proposals.arrive(first.number, raw or None, int(first.numbers[0]) == self._size)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of exchanges that have not arrived."""
+        return len(self._in_flight)
 
     def meet(self, seconds: float) -> None:
         """Return when all ranks have called this; CollectiveError when not all will."""

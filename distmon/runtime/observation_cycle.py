@@ -74,11 +74,17 @@ class ObservationCycle:
         self._actions = actions
         self._faults = faults
         self.run_start = RunStart(observer, worker, schedule, faults)
-        self._decisions = Decisions(observer.ranks, actions.on_all_ranks)
-        self._interval = IntervalChange()
-        follow_up = FollowUp(self._decisions, self._interval, actions, cost, faults)
-        self._arrivals = Arrivals(
-            observer, worker, self.evaluations, finite_watch, self._interval, follow_up, faults
+        self.decisions = Decisions(observer.ranks, actions.on_all_ranks)
+        self.interval_change = IntervalChange()
+        follow_up = FollowUp(self.decisions, self.interval_change, actions, cost, faults)
+        self.arrivals = Arrivals(
+            observer,
+            worker,
+            self.evaluations,
+            finite_watch,
+            self.interval_change,
+            follow_up,
+            faults,
         )
         self._end = RunEnd(observer, worker, schedule, self.evaluations, faults)
         self.join = self._end.join
@@ -93,9 +99,9 @@ class ObservationCycle:
     def at_rest(self) -> bool:
         """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
         return self.run_start.begun and not (
-            self._arrivals
+            self.arrivals
             or self.worker.busy
-            or self._decisions.enabled
+            or self.decisions.enabled
             or self.run_start.pending
             or self.observer.sent != self._due
             or self.observer.spectra.busy
@@ -167,8 +173,8 @@ class ObservationCycle:
             self._due += 1
             self.run_start.before_observation()
         self._faults.succeeds("arrival", self.advance)
-        is_point = self._decisions.is_point(since, observed)
-        if is_point and (found := self._decisions.exchange(self.patience_s)):
+        is_point = self.decisions.is_point(since, observed)
+        if is_point and (found := self.decisions.exchange(self.patience_s)):
             begin = self._cost.now()
             self._actions.act(found)
             self._cost.exclude_since(begin)  # functions of the user's
@@ -177,7 +183,7 @@ class ObservationCycle:
             self._faults.succeeds("send", self._send)
             while self.observer.sent < self._due:
                 self.observer.send_nothing(self._schedule.completed)
-            interval = self._arrivals.wait_for_interval(self._due, self.patience_s)
+            interval = self.arrivals.wait_for_interval(self._due, self.patience_s)
             if interval is not None:
                 self._cost.adopt(interval)
                 self.change_interval(interval)
@@ -186,7 +192,7 @@ class ObservationCycle:
     def advance(self) -> None:
         """Take everything in flight as far as it has come. Never waits."""
         if self.run_start.check():
-            self._arrivals.advance()
+            self.arrivals.advance()
 
     @property
     def patience_s(self) -> float:
@@ -215,7 +221,7 @@ class ObservationCycle:
         deadline = time.monotonic() + seconds
         while True:
             self.advance()
-            if not (self.run_start.pending or self._arrivals):
+            if not (self.run_start.pending or self.arrivals):
                 evaluated = self.worker.settle(max(0.0, deadline - time.monotonic()))
                 self.advance()
                 return evaluated
@@ -228,17 +234,17 @@ class ObservationCycle:
     @property
     def known_record(self) -> Record | None:
         """The newest record that this process has; for threads that must not wait for one."""
-        return self._arrivals.known_record
+        return self.arrivals.known_record
 
     def newest_record(self) -> Record | None:
         """Return the newest record; waits for its evaluation. Other ranks than 0 derive it here."""
-        return self._arrivals.newest_record()
+        return self.arrivals.newest_record()
 
     def flush(self) -> None:
         """Deliver what is pending, within a limit, without entering a collective."""
         self.run_start.begin_output()
         self.settle(PATIENCE_S / 2, device=True)
-        if self._arrivals:
+        if self.arrivals:
             self._give_up("not all ranks have sent it")
         else:
             self._end.post_rest(self.lr)
@@ -251,11 +257,11 @@ class ObservationCycle:
         if self.worker.path is not None:
             log.warning("distmon: training is %s", stopped)
             self._faults.guard("stop", lambda: self.settle(PATIENCE_S))
-            if not self._arrivals:
+            if not self.arrivals:
                 self._end.post_rest(self.lr)
             self._faults.guard("stop", self.worker.close)
         try:
-            self._decisions.meet(seconds=3 * PATIENCE_S)
+            self.decisions.meet(seconds=3 * PATIENCE_S)
         except Exception as error:
             self._faults.report("meeting before the end", error)
 
@@ -270,7 +276,7 @@ class ObservationCycle:
 
     def _give_up(self, why: str) -> None:
         """Forget what is in flight, and record that it is lost."""
-        self._end.give_up(why, self._arrivals.abandon(), self.lr)
+        self._end.give_up(why, self.arrivals.abandon(), self.lr)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps. Waits for the device, and at most a moment for ranks."""
@@ -317,7 +323,7 @@ class ObservationCycle:
         except Exception as error:
             self._faults.report("telemetry", error, spoils_observation=True)
         error_text = self._faults.take_pending()
-        slot |= self._interval.send(self._due)
+        slot |= self.interval_change.send(self._due)
         self.observer.start(step, slot, evidence, error_text)
 
     def _collect_slot(self) -> dict[str, Number]:

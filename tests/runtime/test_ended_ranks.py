@@ -79,9 +79,9 @@ def test_a_short_wait_asks_nobody() -> None:
 def _take_in(monitor: distmon.Monitor) -> None:
     """Take in all that both ranks have launched, so that no rank has acknowledged what is new."""
     cycle = monitor.cycle
-    while cycle.observer.outbox or cycle._arrived or cycle._decisions._in_flight:
+    while cycle.arrivals or cycle.decisions.in_flight:
         cycle.advance()
-        cycle._decisions._receive()
+        cycle.decisions.receive()
 
 
 def _ends_alone(rank: int, _: int, folder: str, kind: str) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def _ends_alone(rank: int, _: int, folder: str, kind: str) -> dict[str, Any]:
         if monitor.closed:
             break
         if kind == "interval" and rank == 0 and steps == 3:
-            monitor.cycle._interval.wanted = 4
+            monitor.cycle.interval_change.wanted = 4
         _take_in(monitor)
-        change = monitor.cycle._decisions if kind == "decision" else monitor.cycle._interval
+        change = monitor.cycle.decisions if kind == "decision" else monitor.cycle.interval_change
         known = torch.tensor(int(change._proposals.known is not None))
         dist.broadcast(known, src=1)
         if known and rank == 0:
