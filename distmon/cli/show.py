@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distmon.errors import DistmonError
+from distmon.runs.claim import CLAIM_FILE
 from distmon.runs.reader import Run, read_run
 from distmon.runs.run_folder import RUN_FILE
 from distmon.sinks.console import opening_line, plural
@@ -61,8 +63,18 @@ def _content(run: Run) -> str:
         f"{plural(len(run.records), 'record')}, {plural(run.params.num_rows, 'parameter row')} of "
         f"{plural(len(run.info['parameters']), 'parameter')}, {plural(len(run.alerts), 'alert')}, "
         f"{plural(len(attempts), 'attempt')}, {plural(ranks, 'rank')} in the last; "
-        + ("all files are intact" if not run.problems else "not complete:")
+        + ("not complete:" if run.problems else _complete(run.path))
     )
+
+
+def _complete(path: Path) -> str:
+    """Return what can be said when nothing is known to be missing."""
+    if os.path.lexists(path / CLAIM_FILE):
+        return (
+            "nothing is missing up to the last record; the training still runs or was killed, and "
+            "what it had not written by then is not known here"
+        )
+    return "all files are intact and no record is missing"
 
 
 def _run_folders(path: Path) -> list[Path]:

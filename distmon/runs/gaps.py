@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, Final
+
+PARAMS_SINK: Final = "arrow"
 
 
 def describe_gaps(gaps: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -48,3 +50,22 @@ def missing_observations(
                 f"{places}{more}"
             )
     return found
+
+
+def missing_rows(
+    info: Mapping[str, Any], records: Iterable[Mapping[str, Any]], steps: Set[int]
+) -> list[str]:
+    """Return a sentence when steps with a record have no rows of parameters.
+
+    Where there are none at all, or the sink is off, the run was meant to have none.
+    """
+    if not steps or PARAMS_SINK not in info["config"].get("sinks", ()):
+        return []
+    observed = [record["step"] for record in records if not record.get("partial")]
+    lacking = [step for step in observed if step not in steps]
+    if not lacking:
+        return []
+    return [
+        f"params.arrow lacks the rows of {len(lacking)} of {len(observed)} records, "
+        f"the first of step {lacking[0]}"
+    ]

@@ -6,17 +6,21 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from distmon.errors import RunFolderError
+from distmon.own_threads import OwnThread
 from distmon.runs.claim import Claim, Owner, claim
 from distmon.runs.run_folder import RunFolder, check_writable
 from distmon.runs.run_names import new_run_path
 
 log = logging.getLogger("distmon")
 
+OPEN_S: Final = 10.0
+"""Longest time that the run folder may take to open: all ranks wait for it in `attach`."""
 _MOST_RUNS: Final = 1000
 
 
@@ -33,7 +37,7 @@ def open_run(
     unless `strict`.
     """
     try:
-        folder = _open_claimed(run_dir or new_run_path(), described)
+        folder = _open_in_time(run_dir or new_run_path(), described)
         if spool_dir is not None:
             folder.second = _second_folder(spool_dir, folder.path)
         return folder
@@ -43,6 +47,35 @@ def open_run(
         instead = _replacement(spool_dir)
         log.error("distmon: %s; writing this run to %s instead", error, instead)
         return _open_claimed(Path(instead), described)
+
+
+def _open_in_time(path: Path, described: Mapping[str, Any]) -> RunFolder:
+    """Open and claim a folder on a thread: a file system may answer late, or never."""
+    opened: list[RunFolder | Exception] = []
+    lock, late = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        found: RunFolder | Exception
+        try:
+            found = _open_claimed(path, described)
+        except Exception as error:
+            found = error
+        with lock:
+            opened.append(found)
+            unwanted = late.is_set()
+        if unwanted and isinstance(found, RunFolder):
+            found.release()
+
+    thread = OwnThread(work, "open-run")
+    thread.start()
+    thread.join(OPEN_S)
+    with lock:
+        if not opened:
+            late.set()
+            raise RunFolderError(f"{path} did not answer within {OPEN_S:g} s")
+    if isinstance(opened[0], Exception):
+        raise opened[0]
+    return opened[0]
 
 
 def _second_folder(spool_dir: Path, path: Path) -> Path:

@@ -16,7 +16,7 @@ from rich.table import Table
 from distmon.record.summary_table import html_table, rich_table
 from distmon.runs import entries, params_file
 from distmon.runs.file_tails import LineTail, ParamTail
-from distmon.runs.gaps import describe_gaps, missing_observations
+from distmon.runs.gaps import describe_gaps, missing_observations, missing_rows
 from distmon.runs.run_folder import ALERTS_FILE, GAPS_FILE, PARAMS_FILE, RECORDS_FILE, read_info
 
 
@@ -76,6 +76,7 @@ def read_run(path: str | os.PathLike[str], *, all_attempts: bool = False) -> Run
     """
     news = RunTail(path).read(all_attempts=all_attempts)
     params = _table(news.params, news.problems)
+    news.problems.extend(missing_rows(news.info, news.records, {*params["step"].to_pylist()}))
     return Run(
         Path(path),
         news.info,

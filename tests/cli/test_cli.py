@@ -19,6 +19,7 @@ import distmon
 from distmon.cli.main import app, run
 from distmon.metrics import RANK_METRICS
 from distmon.rules import BUILTIN
+from distmon.runs.params_file import whole_messages
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,33 @@ def test_show_reads_a_run_back(tmp_path: Path, command: Command) -> None:
     result = command("show", str(tmp_path / "run"))
     assert result.returncode == 0, result.stderr
     assert "4 records, 24 parameter rows of 6 parameters, 0 alerts" in result.stdout
-    assert "all files are intact" in result.stdout
+    assert "all files are intact and no record is missing" in result.stdout
+    (tmp_path / "run" / ".claim").touch()  # as a killed training leaves it
+    assert "intact" not in _in_process("show", str(tmp_path / "run"))
+    (tmp_path / "run" / ".claim").unlink()
+    gap = {"step": 9, "attempt": 0, "sink": "jsonl", "what": "record", "reason": "it was behind"}
+    gaps = tmp_path / "run" / "gaps.jsonl"
+    gaps.write_text(json.dumps(gap) + "\n")
+    text = " ".join(_in_process("show", str(tmp_path / "run")).split())
+    assert "intact" not in text
+    assert "the sink jsonl lost 1 record (step 9): it was behind" in text
+    gaps.unlink()
+    lines = (tmp_path / "run" / "params.arrow").read_bytes()
+    (tmp_path / "run" / "params.arrow").write_bytes(_without_last_batch(tmp_path / "run"))
+    text = " ".join(_in_process("show", str(tmp_path / "run")).split())
+    assert "params.arrow lacks the rows of 1 of 4 records, the first of step 4" in text
+    (tmp_path / "run" / "params.arrow").write_bytes(lines)
     records = tmp_path / "run" / "records.jsonl"
     records.write_bytes(records.read_bytes()[:-20])
     result = command("show", str(tmp_path / "run"))
     assert result.returncode == 0
     assert "3 records" in result.stdout
     assert "records.jsonl" in result.stdout
+
+
+def _without_last_batch(run: Path) -> bytes:
+    ends = [end for _, end in whole_messages(run / "params.arrow")]
+    return (run / "params.arrow").read_bytes()[: ends[-2]]
 
 
 def _in_process(*arguments: str) -> str:

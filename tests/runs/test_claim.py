@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from distmon.errors import RunFolderError
+from distmon.runs import open_run as open_run_module
 from distmon.runs.claim import CLAIM_FILE, Claim, Owner, claim
 from distmon.runs.entries import FORMAT
 from distmon.runs.open_run import open_run
@@ -144,3 +146,28 @@ def test_a_newer_format_is_refused_and_an_older_one_read(tmp_path: Path) -> None
     del content["format"]  # as 0.1.0 wrote it
     file.write_text(json.dumps(content))
     assert read_run(tmp_path).problems == ()
+
+
+def test_a_folder_that_does_not_answer_is_replaced_and_given_up_when_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    check = open_run_module.check_writable
+
+    def slow(folder: Path) -> None:
+        if folder == tmp_path / "run":
+            answers.wait()
+        check(folder)
+
+    monkeypatch.setattr(open_run_module, "check_writable", slow)
+    monkeypatch.setattr(open_run_module, "OPEN_S", 0.2)
+    folder = open_run(tmp_path / "run", False, DESCRIBED, tmp_path / "spool")
+    assert folder.path.parent == tmp_path / "spool"
+    assert "did not answer within 0.2 s" in caplog.text
+    answers.set()
+    for thread in threading.enumerate():
+        if thread.name == "distmon-open-run":
+            thread.join(60)
+    assert (tmp_path / "run" / "run.json").exists()
+    assert not (tmp_path / "run" / ".claim").exists()
+    folder.release()
