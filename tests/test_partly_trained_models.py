@@ -89,3 +89,33 @@ def test_complex_weights_are_read(tmp_path: Path) -> None:
     assert row["grad_norm"] == pytest.approx(model[0].phase.grad.abs().norm().item())
     assert row["update_ratio"] > 0
     assert "3 parameters (196 elements)" in printed
+
+
+def test_sparse_gradients_are_in_the_total(tmp_path: Path) -> None:
+    """Without an error: all their values are read. Which updates they moved is not looked up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(60_000, 16, sparse=True, mode="mean"), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    printed = StringIO()
+    settings = quiet(
+        tmp_path, sinks=["console"], console=Console(file=printed, width=200), sample_size="sampled"
+    )
+    with distmon.attach(model, optimizer, **settings) as monitor:
+        for step in range(1, 4):
+            words = torch.Generator().manual_seed(step)
+            optimizer.zero_grad()
+            loss = model(torch.randint(60_000, (16, 8), generator=words)).square().mean()
+            loss.backward()
+            optimizer.step()
+            monitor.step()
+        record = monitor.last_record
+    assert record is not None
+    grads = (p.grad.to_dense() for p in model.parameters())  # type: ignore[union-attr]
+    total = torch.stack([g.double().norm() for g in grads]).norm().item()
+    assert record.metrics["monitor/grad_norm"] == pytest.approx(total, rel=1e-6)
+    (line,) = (line for line in printed.getvalue().splitlines() if line.startswith("step:3 "))
+    assert f"grad_norm:{total:.2g} " in line
+    row = record.params.row("0.weight")
+    assert row["grad_norm_stderr"] == 0
+    assert row["update_norm"] > 0
+    assert row["update_norm_stderr"] > 0

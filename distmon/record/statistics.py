@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import GROUPS, MAX, SUM
 from distmon.metrics import TOPK_FROZEN_PREFIX
 from distmon.record.record import NO_UPDATE, Column, ParamTable
+from distmon.record.update_errors import update_error_floor
 from distmon.reduce.reduced import Reduced
 from distmon.sampling.sample_numbers import SampleNumbers
 
@@ -102,7 +103,11 @@ class Moments:
 
 def moments(reduced: Reduced, sampling: Sampling) -> dict[str, Moments]:
     """Of weights "w", gradients "g" and updates "u"."""
-    return {what: _moments(reduced, sampling, what) for what in "wgu"}
+    found = {what: _moments(reduced, sampling, what) for what in "wgu"}
+    update = found["u"]
+    floor = update_error_floor(reduced, found["g"], sampling) * update.norm
+    found["u"] = replace(update, stderr=np.maximum(update.stderr, floor))  # NaN where either is
+    return found
 
 
 def _moments(reduced: Reduced, sampling: Sampling, what: str) -> Moments:
@@ -125,8 +130,6 @@ def _moments(reduced: Reduced, sampling: Sampling, what: str) -> Moments:
         stderr = stderr * student_factor(DEGREES)
         mean = sums[:, SUM[f"{what}_sum"]] * scale / sampling.numel
         std = np.sqrt(np.maximum(square / sampling.numel - mean**2, 0.0))
-        if what == "u":
-            unknown |= _misses_gradient(reduced) & (table.unseen > 0)
         stderr = np.where((count > 0) & ~unknown, stderr, np.nan)
         source = "w" if what == "u" else what
         bad = sums[:, SUM[f"{source}_nan"]] + sums[:, SUM[f"{source}_inf"]] > 0
@@ -134,18 +137,6 @@ def _moments(reduced: Reduced, sampling: Sampling, what: str) -> Moments:
         if what == "g":
             norm, mean, std = (np.where(unknown, np.nan, x) for x in (norm, mean, std))
     return Moments(copies, square, variance, norm, stderr, mean, std)
-
-
-def _misses_gradient(reduced: Reduced) -> NDArray[np.bool_]:
-    """Return where a parameter has a gradient, but no element whose update was sampled has one.
-
-    What is seen there is weight decay and momentum; how far the rest moved is not known.
-    """
-    sums = reduced.sums
-    finite = sums[:, SUM["g_count"]] - sums[:, SUM["g_nan"]] - sums[:, SUM["g_inf"]]
-    elementwise = sums[:, SUM["g_unreadable"]] == 0
-    missed = (finite > sums[:, SUM["g_zero"]]) & (sums[:, SUM["u_graded"]] == 0) & elementwise
-    return np.asarray(missed)
 
 
 def student_factor(degrees: float) -> float:

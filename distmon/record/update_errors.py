@@ -1,0 +1,63 @@
+"""What the gradient says about the error of an update's norm.
+
+The gradient of a table of embeddings is read in every row or in full, its update in one element of
+each row at most. So how well that sample represents the gradient is known, and the spread within
+the sample is not all there is to go by: a sample that missed the rows that moved varies little.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csrc_triton.row_layout import MAX, SUM
+from distmon.probe.percentiles import bin_values
+from distmon.record.record import Column
+from distmon.reduce.reduced import Reduced
+
+if TYPE_CHECKING:
+    from distmon.record.statistics import Moments, Sampling
+
+SPARSE: Final = 0.5
+"""Share of zeros from which on a gradient is that of a table of which a step touches few rows."""
+
+
+def update_error_floor(reduced: Reduced, grad: Moments, sampling: Sampling) -> Column:
+    """Return the least standard error of each update's norm, relative to the norm.
+
+    NaN, unknown, where the parameter has a gradient but none of the elements whose update was
+    sampled has one: what they show is weight decay and momentum. Where an update is as large as its
+    gradient is, as in SGD, how far the same sample is from the norm of a sparse gradient.
+    """
+    sums, update = reduced.sums, sampling.tables["u"]
+    finite = sums[:, SUM["g_count"]] - sums[:, SUM["g_nan"]] - sums[:, SUM["g_inf"]]
+    zeros = sums[:, SUM["g_zero"]]
+    elementwise = (update.unseen > 0) & (sums[:, SUM["g_unreadable"]] == 0)
+    missed = elementwise & (finite > zeros) & (sums[:, SUM["u_graded"]] == 0)
+    floor = np.where(missed, np.nan, 0.0)
+    # With the weights in full, so are the bins: they do not show the sample of the update.
+    rows = elementwise & ~missed & (sampling.tables["w"].unseen > 0) & (zeros > SPARSE * finite)
+    adaptive = reduced.ranks.get("adaptive", np.ones(1))
+    if reduced.bins is None or not (adaptive == 0).any() or not rows.any():
+        return floor
+    scale = update.expansion[rows] / grad.copies[rows]
+    seen = _square_of_bins(reduced, rows) * scale
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distance = np.abs(np.sqrt(grad.square[rows] / seen) - 1)
+    floor[rows] = np.where(np.isfinite(distance), distance, np.nan)
+    return floor
+
+
+def _square_of_bins(reduced: Reduced, rows: NDArray[np.bool_]) -> Column:
+    """Return the sum of squares of the gradients that were counted in bins."""
+    assert reduced.bins is not None
+    extremes = np.abs(reduced.maxima[rows][:, [MAX["g_max"], MAX["g_negmin"]]]).max(
+        1
+    )  # the outermost bins have no middle
+    values = np.abs(bin_values())
+    counts = reduced.bins[rows]
+    inner = np.isfinite(values)
+    square = counts[:, inner] @ values[inner] ** 2
+    return np.asarray(square + counts[:, ~inner].sum(1) * extremes**2)
