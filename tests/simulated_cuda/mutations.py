@@ -23,6 +23,7 @@ from simulated_cuda.recorded_launches import driver_environment
 ROOT = Path(__file__).parents[2]
 MODULES = {1: "monitor_checks", 2: "monitor_rank_checks"}
 """By number of ranks."""
+COPIED = ("distmon", "csrc_triton", "tests")
 ENVIRONMENTS = {"no_float64_checks": {"SIMULATED_CUDA_NO_FLOAT64": "1"}}
 
 
@@ -274,8 +275,9 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / "copy"
-            ignored = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache")
-            shutil.copytree(ROOT, copy, ignore=ignored)
+            for part in COPIED:
+                shutil.copytree(ROOT / part, copy / part)
+            shutil.copy(ROOT / "pyproject.toml", copy)
             outcome = _try(mutation, copy)
         missed += outcome != "caught"
         print(f"{outcome:7} {mutation.fault}  ({mutation.check})", flush=True)
@@ -296,8 +298,9 @@ def _try(mutation: Mutation, copy: Path) -> str:
         environment |= driver_environment(copy)
     environment |= ENVIRONMENTS.get(module, {})
     results = run_checks(f"simulated_cuda.{module}", mutation.ranks, environment, [mutation.check])
-    failed = [each[mutation.check] for each in results if each.get(mutation.check)]
-    return "caught" if failed else "MISSED"
+    if not all(mutation.check in each for each in results):
+        return "BROKEN"  # the check was not run
+    return "caught" if any(each[mutation.check] for each in results) else "MISSED"
 
 
 def _try_test(test: str, copy: Path, environment: dict[str, str]) -> str:
@@ -305,7 +308,7 @@ def _try_test(test: str, copy: Path, environment: dict[str, str]) -> str:
     done = subprocess.run(
         command, cwd=copy, env={**os.environ, **environment}, capture_output=True, check=False
     )
-    return "caught" if done.returncode == 1 else "MISSED"
+    return {0: "MISSED", 1: "caught"}.get(done.returncode, "BROKEN")
 
 
 if __name__ == "__main__":
