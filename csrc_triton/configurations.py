@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from csrc_triton import activation_stats, exact_stats, gradient_runs
+from csrc_triton import activation_stats, exact_stats, gradient_runs, nonfinite_counts
 from csrc_triton.address_layout import DTYPE_CODES, dtype_set
 from csrc_triton.sampled_stats import REGISTER_LIMITS, STATS_BLOCK_WIDTH, sampled_stats_kernel
 from csrc_triton.snapshot import snapshot_kernel
@@ -54,6 +54,7 @@ def shipped_configurations() -> list[Configuration]:
             _exact_chunks(name, dtypes, tl.float32, True),
             _exact_chunks(f"{name} no bins", dtypes, tl.float32, False),
             _run_chunks(name, dtypes, tl.float32, tl.int32),
+            _nonfinite(name, dtypes, tl.float32),
         ]
     for name, dtypes, value in (
         ("fp64", dtype_set([fp64]), tl.float64),
@@ -65,6 +66,7 @@ def shipped_configurations() -> list[Configuration]:
             _sampled(name, dtypes, value, tl.int64, True),
             _exact_chunks(name, dtypes, value, True),
             _run_chunks(name, dtypes, value, tl.int64),
+            _nonfinite(name, dtypes, value),
         ]
     result += [
         _snapshot("bf16+fp32 small sample", mixed, tl.float32, tl.int32, width=16),
@@ -214,6 +216,31 @@ def _run_rows() -> Configuration:
         {"LINES": gradient_runs.LINES},
         gradient_runs.WARPS,
         gradient_runs.ROW_REGISTERS,
+    )
+
+
+def _nonfinite(name: str, dtypes: int, value: tl.dtype) -> Configuration:
+    pointers = {
+        "p_addresses": "*i64",
+        "p_numels": "*i64",
+        "p_chunk_tensors": "*i32",
+        "p_first_chunks": "*i64",
+        "p_counts": "*i64",
+        "parameters": "i32",
+    }
+    constants = {
+        "DTYPES": dtypes,
+        "VALUE": value,
+        "CHUNK": nonfinite_counts.CHUNK,
+        "BLOCK": nonfinite_counts.BLOCK,
+    }
+    return Configuration(
+        "nonfinite_counts",
+        name,
+        nonfinite_counts.nonfinite_counts_kernel,
+        pointers,
+        constants,
+        nonfinite_counts.WARPS,
     )
 
 

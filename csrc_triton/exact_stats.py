@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from csrc_triton.chunk_places import place_chunk
 from csrc_triton.dtypes import load_values
 from csrc_triton.finite import add_block, times
 from csrc_triton.histogram import signed_bin
@@ -96,15 +97,7 @@ def exact_chunks_kernel(
     p_place = p_addresses + row * A_COLUMNS + tl.where(is_grad, A_GRAD, A_WEIGHT)
     address = tl.load(p_place)
     code = tl.load(p_place + 1)
-    length = tl.where(address == 0, 0, length)
-    # Bytes per element as a shift, by dtype code: fp32, bf16, fp16, fp64, e4m3, e5m2.
-    shift = tl.where(code == 3, 3, tl.where(code == 0, 2, tl.where(code < 3, 1, 0)))
-    begin = address + (start << shift)
-    # Elements before the first 16-byte boundary: a gradient in a bucket starts anywhere.
-    head = tl.minimum((((16 - (begin & 15)) & 15) >> shift).to(tl.int32), length)
-    blocks = (length - head) // BLOCK
-    aligned = begin + (head.to(tl.int64) << shift)
-    step = tl.full((), BLOCK, tl.int64) << shift
+    begin, length, head, blocks, aligned, step = place_chunk(address, code, start, length, BLOCK)
     tail = head + blocks * BLOCK
 
     o_lane = tl.arange(0, BLOCK)

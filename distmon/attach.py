@@ -43,7 +43,7 @@ from distmon.runtime.actions import AlertCall, Callbacks
 from distmon.runtime.agreement import COMPARED
 from distmon.runtime.assembly import Blueprint, assemble
 from distmon.runtime.disabled import DisabledMonitor
-from distmon.runtime.source import Config, Optimizers, Options, Source
+from distmon.runtime.source import Config, Optimizers, Options, Source, with_float64
 from distmon.sampling.reading import choose_reading
 
 ENGINES: Final = {("deepspeed", "DeepSpeedEngine"): "distmon.integrations.deepspeed.attach_engine"}
@@ -125,6 +125,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor:
+    source = with_float64(source)
     local = _LocalSteps()
     settings = local.run(lambda: load_config(options.config, options.overrides), MonitorConfig())
     if options.hooks:  # a trainer that calls before_step() itself may do so for several

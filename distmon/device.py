@@ -7,6 +7,7 @@ tensor, which need not be the current one.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +33,22 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     module: Any = getattr(torch, device.type)
     context: AbstractContextManager[object] = module.device(device)
     return context
+
+
+@cache
+def has_float64(kind: str) -> bool:
+    """Return whether devices of this type have float64; Apple's have not."""
+    if kind in ("cpu", "meta"):
+        return True
+    try:
+        return bool(torch.zeros(1, dtype=torch.float64, device=kind).dtype == torch.float64)
+    except (TypeError, RuntimeError, NotImplementedError):
+        return False
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 where the device has no more."""
+    return torch.float64 if has_float64(device.type) else torch.float32
 
 
 class DeviceMark:

@@ -64,7 +64,8 @@ class TaskGradients:
             [
                 torch.cat(
                     [
-                        gradient[i].detach().reshape(-1)[offset].double() * scale
+                        # First to the device of the offsets: that of a copied shard is the host.
+                        gradient[i].detach().reshape(-1)[offset].to(offset.device).double() * scale
                         for i, offset, scale in zip(shared, offsets, scales, strict=True)
                     ]
                 )

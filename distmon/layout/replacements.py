@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from distmon.layout.host_copies import copied_to_host
 from distmon.layout.plain import plain_shard
 from distmon.layout.shard import REDUCED_PATHS, Shard, absent_shard
 
@@ -90,6 +91,8 @@ def describe_added(added: Sequence[torch.Tensor], shards: Sequence[Shard]) -> st
 
 def _like(old: Shard, now: Any) -> Shard:
     """Return the shard of a parameter that took the place of another of its kind."""
+    if old.copied:
+        return copied_to_host(_like(replace(old, copied=False), now))
     if not hasattr(now, "_spec"):
         return plain_shard(old.name, now, old.path)
     from distmon.layout.dtensor import dtensor_shard
@@ -161,7 +164,7 @@ def _follow(
         old.name,
         old.global_shape,
         old.dtype,
-        before.device,
+        torch.device("cpu") if old.copied else before.device,
         requires_grad=old.requires_grad(),
         may_be_partial=old.may_be_partial,
     )

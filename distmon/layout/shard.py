@@ -139,10 +139,10 @@ class Context:
 class Shard:
     """One parameter as seen from this rank.
 
-    `weight()` and `grad()` return the current local tensors without copying; `grad()` is None when
-    the parameter has no gradient, or none that can be read element by element; then
-    `grad_is_unreadable()` returns True. The offsets of `region` count elements in logical order,
-    whatever the strides of the local tensors.
+    `weight()` and `grad()` return the current local tensors, without copying unless `copied`;
+    `grad()` is None when the parameter has no gradient, or none that can be read element by
+    element; then `grad_is_unreadable()` returns True. The offsets of `region` count elements in
+    logical order, whatever the strides of the local tensors.
     """
 
     name: str
@@ -169,6 +169,8 @@ class Shard:
     """Returns the number of ranks whose partial gradients add up to the true one; 1 when the
     gradient is complete."""
 
+    copied: bool = False
+    """Whether `weight()` and `grad()` return copies on the host; see `host_copies.py`."""
     path: tuple[weakref.ref[nn.Module], str] | None = None
     """The model and the parameter's path in it, where that leads to the trained parameter, or, with
     a wrapper that shards, at times to another kind of tensor. A weak reference: a monitor ends with

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from distmon.layout.plain import plain_shard
 from distmon.layout.shard import Context, Shard
@@ -36,7 +37,7 @@ def _inner_name(parameter: Any) -> str | None:
     wide = [
         name
         for name in names
-        if type(tensor := getattr(parameter, name)) is torch.Tensor
+        if type(tensor := getattr(parameter, name)) in (torch.Tensor, nn.Parameter)
         and tensor.shape == parameter.shape
         and tensor.is_floating_point()
         and tensor.element_size() > 1

@@ -55,6 +55,8 @@ def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) ->
     line why when what is there cannot be used; "triton" and "native" raise ConfigError instead.
     TRITON_INTERPRET=1 lets "triton" run on the CPU.
     """
+    if any(shard.copied for shard in shards):  # another probe would read the memory of a copy
+        return TorchProbe(plan, shards)
     wanted: str = backend
     if backend == "auto":
         wanted = {"cuda": "triton", "cpu": "native"}.get(plan.device.type, "torch")

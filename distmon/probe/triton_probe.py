@@ -11,7 +11,7 @@ import torch
 from csrc_triton.address_layout import DTYPE_CODES, dtype_set
 from csrc_triton.exact_stats import ExactTables, fill_exact_columns
 from csrc_triton.gradient_runs import RunTables, fill_run_columns
-from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
+from csrc_triton.nonfinite_counts import count_nonfinite
 from csrc_triton.sampled_stats import fill_sampled_rows
 from csrc_triton.snapshot import take_snapshot
 from csrc_triton.tables import RowOutputs, RowTables
@@ -19,7 +19,7 @@ from distmon.device import on_device
 from distmon.layout import Shard
 from distmon.native import NativeModule
 from distmon.probe.address_table import AddressTable
-from distmon.probe.exact import NONFINITE, count_whole_gradients
+from distmon.probe.exact import count_whole_gradients
 from distmon.probe.plan_rows import rows_by_parameter
 from distmon.probe.rows import Rows
 from distmon.probe.strided_runs import RunsByStrides
@@ -77,7 +77,7 @@ class TritonProbe:
         }
         self._runs = RunsByStrides(plan.gradient_runs)
         self._run_tables = self._tabulate(plan.gradient_runs)
-        self._everything = dict(enumerate(numels))
+        self._numels = numels
         self.row_checksums = torch.zeros(len(shards), dtype=torch.int64, device=device)
 
     @property
@@ -121,25 +121,14 @@ class TritonProbe:
 
     @torch.no_grad()
     def count_nonfinite(self) -> torch.Tensor:
-        """Count as `nonfinite_counts` does: two launches for all tensors, and one wait."""
+        """Count as `nonfinite_counts` does: one launch for all tensors, and one wait."""
         with self._on_device():
             self._addresses.refresh(grads=True)
-            return self._count(self._dtypes()).cpu().long()
+            return self._count(self._dtypes()).cpu()
 
     def _count(self, dtypes: int) -> torch.Tensor:
-        count, device = len(self._shards), self._tables.device
-        everything = self._everything
-        tables = ExactTables.build(everything, everything, device, histogram=False)
-        outputs = RowOutputs(
-            torch.zeros((count, len(SUM_COLUMNS)), dtype=torch.float64, device=device),
-            torch.zeros((count, len(MAX_COLUMNS)), device=device),
-            None,
-            self.row_checksums,
-        )
-        applied = torch.ones(count, dtype=torch.float64, device=device)
         addresses = self._addresses.dense()
-        fill_exact_columns(tables, addresses, applied, outputs, dtypes, self._plan.dtype)
-        return torch.stack([outputs.sums[:, SUM[name]] for name in NONFINITE], 1)
+        return count_nonfinite(addresses, self._numels, dtypes, self._plan.dtype)
 
     def _fill(self, rows: Rows, applied: torch.Tensor, dtypes: int) -> None:
         outputs = RowOutputs(rows.sums, rows.maxima, rows.bins, self.row_checksums)

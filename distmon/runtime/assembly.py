@@ -168,6 +168,8 @@ def _signals(
         [p for group in optimizer.param_groups for p in group["params"] if id(p) in rows]
         for optimizer in ownership.optimizers
     ]
+    if any(shard.copied for shard in shards):  # their numbers are computed in float64
+        groups = []
     return StepSignals(
         source.models,
         groups,

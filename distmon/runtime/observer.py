@@ -233,7 +233,8 @@ class Observer:
         applied = self._applied(mine if ran else frozenset())
         skipped = found_inf(optimizer)
         if skipped is not None:
-            applied = applied * (1 - skipped.to(applied).reshape(()))
+            # First to its device: the other one may have no float64.
+            applied = applied * (1 - skipped.to(applied.device).to(applied.dtype).reshape(()))
         in_full = [i for i in read_in_full if i in mine]
         if mine == self._everything:
             self._probe.measure(buffers.rows, applied)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from rich.console import Console
 from torch import nn
 
 from distmon.config import MonitorConfig
+from distmon.device import has_float64
 from distmon.layout import NamedModule, Shard
+from distmon.layout.host_copies import copied_to_host
 from distmon.rules.base import Rule
 from distmon.runtime.actions import Callbacks
 
+log = logging.getLogger("distmon")
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 Config = MonitorConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 
@@ -50,3 +54,19 @@ class Options:
     console: Console | None = None
     own_rules: Sequence[Rule] = ()
     callbacks: Callbacks = field(default_factory=Callbacks)
+
+
+def with_float64(source: Source) -> Source:
+    """Return the source, with its shards copied to the host where its device has no float64."""
+    if has_float64(source.device.type):
+        return source
+    log.warning(
+        "distmon: %s has no float64; weights and gradients are copied to the host at observed "
+        "steps, which waits for the device",
+        source.device.type,
+    )
+    return replace(
+        source,
+        device=torch.device("cpu"),
+        find_shards=lambda settings: [*map(copied_to_host, source.find_shards(settings))],
+    )

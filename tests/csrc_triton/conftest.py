@@ -23,11 +23,13 @@ _MODULES = [
     importlib.import_module(f"csrc_triton.{name}")
     for name in (
         "activation_stats",
+        "chunk_places",
         "dtypes",
         "exact_stats",
         "finite",
         "gradient_runs",
         "histogram",
+        "nonfinite_counts",
         "partials",
         "sampled_stats",
         "snapshot",

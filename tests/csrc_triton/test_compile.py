@@ -50,6 +50,7 @@ def test_every_kernel_on_every_target(compiled: list[dict]) -> None:
         "run_chunks",
         "run_rows",
         "activation_stats",
+        "nonfinite_counts",
     }
     names = {(r["kernel"], r["configuration"]) for r in compiled}
     assert len(compiled) == len(names) * len(TARGETS)
@@ -84,8 +85,14 @@ def test_kernels_over_runs_and_whole_gradients_stay_within_their_registers(
             assert r["registers"] <= limit, (r["configuration"], r["target"], r["registers"])
 
 
-def test_exact_kernel_loads_128_bits(compiled: list[dict]) -> None:
-    for r in _of(compiled, "exact_chunks"):
+def test_counting_nan_takes_few_registers(compiled: list[dict]) -> None:
+    for r in _of(compiled, "nonfinite_counts"):
+        assert r["registers"] <= 64, (r["configuration"], r["target"], r["registers"])
+        assert r["shared_bytes"] <= 512
+
+
+def test_kernels_over_whole_tensors_load_128_bits(compiled: list[dict]) -> None:
+    for r in [*_of(compiled, "exact_chunks"), *_of(compiled, "nonfinite_counts")]:
         if r["target"] != "gfx942":
             assert r["loads"].get("128", 0) >= 1, (r["configuration"], r["target"], r["loads"])
 

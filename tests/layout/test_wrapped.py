@@ -41,8 +41,10 @@ def model_of(held: torch.Tensor) -> nn.Module:
     return model
 
 
-def test_the_weight_inside_is_read() -> None:
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])  # torchao holds a parameter
+def test_the_weight_inside_is_read(kind: type[torch.Tensor]) -> None:
     held = torch.arange(16.0, dtype=torch.bfloat16).view(4, 4)
+    held = nn.Parameter(held) if kind is nn.Parameter else held
     model = model_of(held)
     model.weight.grad = torch.ones(4, 4, dtype=torch.bfloat16)
     shard = {s.name: s for s in capture(model)}["weight"]

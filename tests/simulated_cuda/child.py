@@ -111,6 +111,10 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     from simulated_cuda import device
 
+    if lines := os.environ.get("SIMULATED_CUDA_LINES"):
+        from simulated_cuda.line_tracer import trace_into
+
+        trace_into(lines)
     out = (folder / f"results{rank}").open("a", buffering=1)
     device.install()
     import torch

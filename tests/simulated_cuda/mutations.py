@@ -2,24 +2,29 @@
 
     python -m simulated_cuda.mutations        (from the folder `tests`)
 
-Each mutation is made in a copy of the package; the checks run there until one fails. A mutation
-that no check notices is printed as MISSED, and the exit code is 1.
+Each mutation is made in a copy of the package, where its check is run. A mutation that it does not
+notice is printed as MISSED, and the exit code is 1. With arguments: the mutations whose names have
+one of them as a part.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulated_cuda.child import run_checks
+from simulated_cuda.recorded_launches import driver_environment
 
 ROOT = Path(__file__).parents[2]
-MODULES = {1: "simulated_cuda.monitor_checks", 2: "simulated_cuda.monitor_rank_checks"}
+MODULES = {1: "monitor_checks", 2: "monitor_rank_checks"}
 """By number of ranks."""
+COPIED = ("distmon", "csrc_triton", "tests")
+ENVIRONMENTS = {"no_float64_checks": {"SIMULATED_CUDA_NO_FLOAT64": "1"}}
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,13 @@ class Mutation:
 
     fault: str
     check: str
-    """The check that notices it."""
+    """The check that notices it, or a test of the suite as `file.py::name`."""
     file: str
     before: str
     after: str
     ranks: int = 1
+    module: str = ""
+    """Module of the check, where it is not the one of MODULES."""
 
 
 MUTATIONS = (
@@ -119,8 +126,8 @@ MUTATIONS = (
         "phases that the device has not passed are dropped",
         "check_phases_are_kept_until_the_device_has_passed_them",
         "distmon/collect/telemetry/phases.py",
-        "        self._steps = waiting",
-        "        self._steps = []",
+        "                self._steps.append(spans)",
+        "                pass",
     ),
     Mutation(
         "the compiler traces into the optimizer hooks",
@@ -179,17 +186,98 @@ MUTATIONS = (
         'device.type == "cuda" and os.environ.get("TRITON_INTERPRET") == "1"',
         "False",
     ),
+    Mutation(
+        "a DTensor is taken for the loss of this rank",
+        "check_a_loss_that_is_a_dtensor",
+        "distmon/layout/reported.py",
+        "return value.to_local() if _is_dtensor(value) else value",
+        "return value",
+        ranks=2,
+    ),
+    Mutation(
+        "a norm that is not reduced yet is taken for the total",
+        "check_a_nan_on_one_rank_is_located",
+        "distmon/layout/reported.py",
+        "    if not _is_dtensor(value):\n        return value, 0.0",
+        "    return value, 0.0",
+        ranks=2,
+    ),
+    Mutation(
+        "a loss takes its place before it is known to be a number",
+        "collect/test_losses.py::test_a_loss_that_is_no_number_leaves_the_ring_as_it_was",
+        "distmon/collect/losses.py",
+        "        if loss is not None:\n            loss = local_loss(loss)\n        number",
+        "        self._added += 1\n        if loss is not None:\n"
+        "            loss = local_loss(loss)\n        number",
+    ),
+    Mutation(
+        "rows in float64 on a device that has none",
+        "check_records_are_those_of_the_cpu",
+        "distmon/device.py",
+        "    except (TypeError, RuntimeError, NotImplementedError):\n        return False",
+        "    except (TypeError, RuntimeError, NotImplementedError):\n        return True",
+        module="no_float64_checks",
+    ),
+    Mutation(
+        "kernels without a histogram compile in training",
+        "check_nothing_compiles_after_attach",
+        "distmon/probe/triton_probe.py",
+        "for filled in (rows, replace(rows, bins=None)):",
+        "for filled in (rows,):",
+        module="launch_checks",
+    ),
+    Mutation(
+        "kernels for gradients of another dtype compile in training",
+        "check_nothing_compiles_after_attach",
+        "distmon/probe/triton_probe.py",
+        "            for dtypes in self._dtype_sets:\n                take_snapshot",
+        "            for dtypes in self._dtype_sets[:1]:\n                take_snapshot",
+        module="launch_checks",
+    ),
+    Mutation(
+        "a Triton without masked histograms is accepted",
+        "probe/test_backend.py::test_an_old_triton_is_named",
+        "distmon/probe/backend.py",
+        "OLDEST_TRITON = (3, 4)",
+        "OLDEST_TRITON = (3, 2)",
+    ),
+    Mutation(
+        "the budget counts the time of the host only",
+        "check_the_cost_has_the_time_of_the_device",
+        "distmon/collect/telemetry/device_clock.py",
+        "            total += seconds",
+        "            total += 0.0",
+    ),
+    Mutation(
+        "the management library is asked for what nobody records",
+        "collect/telemetry/test_hardware_nvml.py::test_only_the_recorded_fields_are_asked_for",
+        "distmon/collect/telemetry/hardware/nvml_fields.py",
+        "    own, board = device.handle, device.board\n",
+        "    own, board = device.handle, device.board\n"
+        "    nvml.nvmlDeviceGetComputeRunningProcesses(own)\n",
+    ),
+    Mutation(
+        "the weight inside of a tensor subclass is not found",
+        "layout/test_wrapped.py::test_the_weight_inside_is_read",
+        "distmon/layout/wrapped.py",
+        "in (torch.Tensor, nn.Parameter)",
+        "is torch.Tensor",
+    ),
 )
 
 
 def main() -> int:
     """Try all mutations; return 1 when one was missed."""
     missed = 0
+    wanted = sys.argv[1:]
     for mutation in MUTATIONS:
+        if wanted and not any(part in mutation.fault for part in wanted):
+            continue
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / "copy"
-            ignored = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache")
-            shutil.copytree(ROOT, copy, ignore=ignored)
+            for part in COPIED:
+                shutil.copytree(ROOT / part, copy / part)
+            shutil.copy(ROOT / "pyproject.toml", copy)
             outcome = _try(mutation, copy)
         missed += outcome != "caught"
         print(f"{outcome:7} {mutation.fault}  ({mutation.check})", flush=True)
@@ -203,9 +291,24 @@ def _try(mutation: Mutation, copy: Path) -> str:
         return "STALE"
     path.write_text(text.replace(mutation.before, mutation.after))
     environment = {"PYTHONPATH": os.pathsep.join((str(copy), str(copy / "tests")))}
-    results = run_checks(MODULES[mutation.ranks], mutation.ranks, environment, [mutation.check])
-    failed = [each[mutation.check] for each in results if each.get(mutation.check)]
-    return "caught" if failed else "MISSED"
+    if "::" in mutation.check:
+        return _try_test(mutation.check, copy, environment)
+    module = mutation.module or MODULES[mutation.ranks]
+    if module == "launch_checks":
+        environment |= driver_environment(copy)
+    environment |= ENVIRONMENTS.get(module, {})
+    results = run_checks(f"simulated_cuda.{module}", mutation.ranks, environment, [mutation.check])
+    if not all(mutation.check in each for each in results):
+        return "BROKEN"  # the check was not run
+    return "caught" if any(each[mutation.check] for each in results) else "MISSED"
+
+
+def _try_test(test: str, copy: Path, environment: dict[str, str]) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{test}"]
+    done = subprocess.run(
+        command, cwd=copy, env={**os.environ, **environment}, capture_output=True, check=False
+    )
+    return {0: "MISSED", 1: "caught"}.get(done.returncode, "BROKEN")
 
 
 if __name__ == "__main__":

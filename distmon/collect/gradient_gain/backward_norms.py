@@ -183,7 +183,7 @@ def _gathered(rows: list[torch.Tensor], device: torch.device) -> torch.Tensor:
         there = [i for i, row in enumerate(rows) if row.device == other]
         moved = _moved(torch.stack([rows[i] for i in there]), device)
         for i, row in zip(there, moved, strict=True):
-            rows[i] = row
+            rows[i] = row.to(torch.float64)
     return torch.stack(rows)
 
 

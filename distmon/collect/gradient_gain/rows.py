@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from distmon.device import is_capturing
+from distmon.device import is_capturing, widest_float
 from distmon.native import GainHooks, NativeModule
 
 INPUT, OUTPUT = 0, 1
@@ -42,7 +42,7 @@ class Switch:
 
 def new_row(device: torch.device, switch: Switch) -> torch.Tensor:
     """Return zeros; `row[side]` is the root of the sum of squared norms, and their count."""
-    row = torch.zeros((2, 2), dtype=torch.float64, device=device)
+    row = torch.zeros((2, 2), dtype=widest_float(device), device=device)
     row.switch = switch  # type: ignore[attr-defined]
     # Without it, CUDA graphs would write into a copy of their own.
     torch._dynamo.mark_static_address(row)

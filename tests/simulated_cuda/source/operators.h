@@ -22,7 +22,18 @@ inline bool is_simulated(const Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == c10::DeviceType::CUDA;
 }
 
+// As on devices without float64: nothing of it can be made there, nor converted to it on the way
+// to the host.
+inline bool without_float64 = std::getenv("SIMULATED_CUDA_NO_FLOAT64") != nullptr;
+
+inline void check_dtype(c10::ScalarType dtype) {
+  TORCH_CHECK_TYPE(
+      !(without_float64 && dtype == c10::ScalarType::Double),
+      "simulated CUDA: this device does not support float64");
+}
+
 inline Tensor new_tensor(int device, IntArrayRef sizes, IntArrayRef strides, c10::ScalarType dtype) {
+  check_dtype(dtype);
   c10::DeviceGuard guard(cuda(device));
   return at::detail::empty_strided_generic(
       sizes, strides, &device_allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype);
@@ -94,6 +105,7 @@ inline void copy_between_devices(const Tensor& into, const Tensor& from) {
 
 inline void copy_to_host(const Tensor& into, const Tensor& from, bool non_blocking) {
   int device = from.device().index();
+  if (into.scalar_type() != from.scalar_type()) check_dtype(into.scalar_type());
   Tensor host = host_view(into), bytes = bytes_of(from).expand_as(host);
   bool queued = non_blocking && is_pinned(into.storage().data());
   if (queued) poison(host);
@@ -149,6 +161,7 @@ inline at::Scalar local_scalar_dense(const Tensor& tensor) {
 inline Tensor empty(
     IntArrayRef sizes, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
     std::optional<c10::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  check_dtype(c10::dtype_or_default(dtype));
   c10::DeviceGuard guard(c10::device_or_default(device));
   return at::detail::empty_generic(
       sizes, &device_allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA),
