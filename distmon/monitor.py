@@ -158,11 +158,12 @@ class Monitor:
         try:
             if is_capturing(self._device):
                 return
-            self.telemetry.optimizer_begins()
-            if self.schedule.coming_is_observed:
-                begin = self.cost.now()
-                self.cycle.arm(optimizer)
-                self.cost.add_since(begin)
+            self._lane.settle()
+            parts, begin = self._parts, time.perf_counter()
+            parts.telemetry.optimizer_begins()
+            if parts.schedule.coming_is_observed:
+                parts.cycle.arm(optimizer)
+                parts.cost.add_since(begin)
         except Exception as error:
             self.faults.report("before_step", error)
 
@@ -174,13 +175,14 @@ class Monitor:
             if is_capturing(self._device):
                 self.finite_watch.optimizer_captured()
                 return
-            self.telemetry.optimizer_ends()
+            self._lane.settle()
+            parts, begin = self._parts, time.perf_counter()
+            parts.telemetry.optimizer_ends()
             self._hint.optimizer_stepped(optimizer)
-            self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
-            if optimizer in self.cycle.armed:
-                begin = self.cost.now()
-                self.cycle.measure(optimizer, ran=True)
-                self.cost.add_since(begin)
+            parts.finite_watch.optimizer_stepped(parts.schedule.coming, optimizer)
+            if optimizer in parts.cycle.armed:
+                parts.cycle.measure(optimizer, ran=True)
+                parts.cost.add_since(begin)
         except Exception as error:
             self.faults.report("after_step", error)
 
@@ -284,24 +286,28 @@ class Monitor:
         signals: tuple[Number | None, Number | None, Number | None],
     ) -> None:
         """Complete a step: each part is done whatever happens in the others."""
-        schedule, first, before = self.schedule, not self.schedule.begun, self.schedule.counted
+        # Directly, not by the properties, each of which would settle the lane once more.
+        parts = self._parts
+        schedule, cycle, telemetry = parts.schedule, parts.cycle, parts.telemetry
+        first, before = not schedule.begun, schedule.counted
         begin = time.perf_counter()
         self.faults.guard("step", lambda: schedule.advance(step))
         if schedule.counted == before:
             schedule.advance_anyway()  # counted on all ranks, whatever failed on this one
-        self.faults.guard("step", lambda: self.telemetry.step_ends(begin, tokens, samples))
-        self.faults.guard("step", lambda: self.cycle.take_in(*signals))
-        idle = self.cycle.at_rest and not schedule.is_observed
+        self.faults.guard("step", lambda: telemetry.step_ends(begin, tokens, samples))
+        self.faults.guard("step", lambda: cycle.take_in(*signals))
+        idle = cycle.at_rest and not schedule.is_observed
         if not idle:
-            self.cycle.run()
+            cycle.run()
         self._exchanged = True
-        self.faults.guard("step", self.cycle.prepare_step)
+        self.faults.guard("step", cycle.prepare_step)
         self.faults.guard("step", self._begin_step)
-        self.cost.add_step(begin, idle=idle and not first)
+        parts.cost.add_step(begin, idle=idle and not first)
         self._lane.open()
 
     def _begin_step(self) -> None:
-        self.telemetry.step_begins(self.schedule.coming, self.schedule.next_observation)
+        schedule = self._parts.schedule
+        self._parts.telemetry.step_begins(schedule.coming, schedule.next_observation)
 
     def _make_up_for_step(self, before: int) -> None:
         """Do after an error what other ranks count on: the step counts, and it is exchanged."""

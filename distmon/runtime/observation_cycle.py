@@ -103,10 +103,18 @@ class ObservationCycle:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
+        return self.steps_may_pass and not self.worker.busy
+
+    @property
+    def steps_may_pass(self) -> bool:
+        """Whether no step needs this object until the one before the next observation.
+
+        What is evaluated meanwhile is taken in then: all that follows from it, an interval or
+        gradients to read in full, concerns the next observation.
+        """
         return self._begun and not (
             self.observer.outbox
             or self._arrived
-            or self.worker.busy
             or self._decisions.enabled
             or self._start_agreement.pending
             or self.observer.sent != self._due
@@ -266,8 +274,7 @@ class ObservationCycle:
         self._interval.arrive(arrived.number, arrived.fields)
         arrived.handed_over = True
         try:
-            on_rank_0 = self.worker.path is not None
-            observation = arrived.observation(copied=on_rank_0)
+            observation = arrived.observation(copied=self.worker.reads_later)
             self.evaluations.arrived(arrived.number)
             self._finite_watch.observed(arrived.local.evidence, observation.has_nonfinite)
             if not self.worker.submit(observation):
