@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Self, TypeVar
@@ -152,10 +153,12 @@ class Monitor:
         try:
             if is_capturing(self._device):
                 return
-            self.telemetry.optimizer_begins()
-            if self.schedule.coming_is_observed:
-                with self.cost.counted():
-                    self.cycle.arm(optimizer)
+            self.lane.settle()
+            parts, begin = self.parts, time.perf_counter()
+            parts.telemetry.optimizer_begins()
+            if parts.schedule.coming_is_observed:
+                parts.cycle.arm(optimizer)
+                parts.cost.add_since(begin)
         except Exception as error:
             self.faults.report("before_step", error)
 
@@ -167,12 +170,14 @@ class Monitor:
             if is_capturing(self._device):
                 self.finite_watch.optimizer_captured()
                 return
-            self.telemetry.optimizer_ends()
+            self.lane.settle()
+            parts, begin = self.parts, time.perf_counter()
+            parts.telemetry.optimizer_ends()
             self._hint.optimizer_stepped(optimizer)
-            self.finite_watch.optimizer_stepped(self.schedule.coming, optimizer)
-            if optimizer in self.cycle.armed:
-                with self.cost.counted():
-                    self.cycle.measure(optimizer, ran=True)
+            parts.finite_watch.optimizer_stepped(parts.schedule.coming, optimizer)
+            if optimizer in parts.cycle.armed:
+                parts.cycle.measure(optimizer, ran=True)
+                parts.cost.add_since(begin)
         except Exception as error:
             self.faults.report("after_step", error)
 

@@ -18,6 +18,8 @@ from distmon.layout import Shard
 OWNERSHIP_COLUMNS = SUM_COLUMNS[:4]
 LR_COLUMN = 3
 """Holders, requires_grad, in_optimizer and lr: what is known without reading a tensor."""
+_MOST_SETS = 16
+"""Sets of rows that are kept, by the tensors of param groups."""
 
 
 class Ownership:
@@ -71,6 +73,7 @@ class Ownership:
         self._holds = np.array([bool(shard.parameters) for shard in self._shards])
         self._found: dict[tuple[int, ...], NDArray[np.int64]] = {}
         self._groups_changed = False
+        self._sets: dict[tuple[int, ...], frozenset[int]] = {}
 
     def columns(self) -> NDArray[np.float64]:
         """Return [parameters, 4] in the order of OWNERSHIP_COLUMNS; the next call overwrites it."""
@@ -94,16 +97,21 @@ class Ownership:
                 self.first_lr = rate
         return table
 
-    def rows_of(self, optimizer: torch.optim.Optimizer) -> set[int]:
+    def rows_of(self, optimizer: torch.optim.Optimizer) -> frozenset[int]:
         """Return the rows of the parameters in the optimizer's param groups, as they are now."""
-        return {
-            row for group in optimizer.param_groups for row in self._rows(group["params"]).tolist()
-        }
+        return self._set_of(optimizer.param_groups)
 
-    def unowned(self) -> set[int]:
+    def unowned(self) -> frozenset[int]:
         """Return the rows of the parameters that no optimizer owns."""
-        owned = (self._rows(group["params"]).tolist() for group in self._groups())
-        return set(range(len(self._shards))).difference(*owned)
+        return frozenset(range(len(self._shards))) - self._set_of(self._groups())
+
+    def _set_of(self, groups: Iterable[Mapping[str, Any]]) -> frozenset[int]:
+        """Return the rows of all tensors of these groups; cached until the tensors change."""
+        ids = tuple([id(tensor) for group in groups for tensor in group["params"]])
+        if ids not in self._sets:
+            rows = frozenset(row for i in ids for row in self._held.get(i, ()))
+            self._sets = {**dict([*self._sets.items()][-_MOST_SETS:]), ids: rows}
+        return self._sets[ids]
 
     def added(self) -> list[torch.Tensor]:
         """Return the tensors that were put into a param group after attach and have no row.

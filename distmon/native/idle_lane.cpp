@@ -148,13 +148,15 @@ bool begin_phase(IdleLane& lane, int phase) {
     return false;
   }
   if (lane.in_phases && phase != lane.phase) {
+    const double begin = seconds_now();
     try {
-      lane.pending->marks.emplace_back(phase, seconds_now());
+      lane.pending->marks.emplace_back(phase, begin);
     } catch (const std::bad_alloc&) {
       return false;
     }
     lane.pending->touched = true;
     lane.phase = phase;
+    lane.pending->seconds += seconds_now() - begin;
   }
   return true;
 }

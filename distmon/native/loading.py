@@ -203,6 +203,12 @@ class NativeModule(Protocol):
         """Return the sum of squares; None for a tensor that is not dense in the CPU's memory."""
         ...
 
+    def digest(self, tensor: torch.Tensor, elements: int) -> tuple[float, int] | None:
+        """Return the sum of squares, and a number for the bytes of the first elements.
+
+        The number is 0 when these are all 0. None for a tensor that is not plain memory.
+        """
+
     def farthest_jump(
         self,
         slots: int,

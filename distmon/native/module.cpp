@@ -12,6 +12,8 @@ PyMethodDef functions[] = {
      "add_norm(gradient, cells) -> bool: whether the gradient was read and its norm added."},
     {"sum_of_squares", sum_of_squares, METH_O,
      "sum_of_squares(tensor) -> float, or None for one that is not plain memory."},
+    {"digest", digest, METH_VARARGS,
+     "digest(tensor, elements) -> (sum of squares, number for the first elements), or None."},
     {"farthest_jump", farthest_jump, METH_VARARGS,
      "Distance, expected distance and row of the matrix farthest beyond its updates."},
     {"gain_hooks", gain_hooks, METH_VARARGS, "gain_hooks(blocks, fallback) -> GainHooks"},

@@ -12,6 +12,7 @@ PyObject* row_reader(PyObject* module, PyObject* arguments);
 // gradient_norm.cpp
 PyObject* add_norm(PyObject* module, PyObject* arguments);
 PyObject* sum_of_squares(PyObject* module, PyObject* tensor);
+PyObject* digest(PyObject* module, PyObject* arguments);
 
 // gain_hooks.cpp
 PyObject* gain_hooks(PyObject* module, PyObject* arguments);

@@ -40,6 +40,7 @@ from distmon.reduce.findings import Desync, NonFinite, has_nonfinite
 from distmon.reduce.majority import minority
 from distmon.reduce.rank_slots import WIRE_FIELDS
 from distmon.reduce.reduced import Reduced
+from distmon.reduce.reduced_view import ReducedView
 from distmon.sampling.sample import REPLICA_CLASSES
 
 DIFFERENT: Final = "different record"
@@ -75,6 +76,8 @@ class Observation:
     nonfinite: NonFinite | None = None
     desync: Desync | None = None
     tasks: Mapping[str, float] | None = None
+    view: ReducedView | None = None
+    """The buffers that all of it was read from; None where these are not all of it."""
 
     @property
     def has_nonfinite(self) -> bool:

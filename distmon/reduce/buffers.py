@@ -10,7 +10,6 @@ inside the rank's slot.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 from weakref import WeakSet
 
@@ -18,54 +17,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM, SUM_COLUMNS
+from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.collect.losses import Number, host_value, split_by_place
 from distmon.device import to_device
 from distmon.probe import Rows
 from distmon.reduce.channel import Reduction
-from distmon.reduce.rank_slots import CHECKSUMS, FAILURE, FIELDS, SLOT_SIZE, pack, unpack
-from distmon.reduce.reduced import NONFINITE, Floats, Reduced
+from distmon.reduce.rank_slots import CHECKSUMS, FAILURE, INDEX, SLOT_SIZE, fill, pack
+from distmon.reduce.reduced import Floats
+from distmon.reduce.reduced_view import BufferSizes, ReducedView
 
 _MOST_BYTES: Final = 64 << 20
 """Memory for observations in flight, unless two need more."""
 _MOST_IN_FLIGHT: Final = 8
-
-
-@dataclass(frozen=True)
-class BufferSizes:
-    """What the buffers have room for; the same on every rank."""
-
-    parameters: int
-    ranks: int = 1
-    bins: bool = True
-    losses: int = 1
-    partial_gradients: int = 0
-    blocks: int = 0
-    inside: int = 0
-    inside_maxima: int = 0
-
-    @property
-    def parts(self) -> list[int]:
-        """Numbers in each part of the SUM buffer."""
-        return [
-            self.parameters * len(SUM_COLUMNS),
-            self.parameters * BINS if self.bins else 0,
-            self.ranks * SLOT_SIZE,
-            2 * self.losses,
-            self.partial_gradients,
-            self.blocks,
-            self.inside,
-        ]
-
-    @property
-    def maxima(self) -> int:
-        """Numbers in the MAX buffer."""
-        return self.parameters * len(MAX_COLUMNS) + self.inside_maxima
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one rank sends in one observation."""
-        return 8 * sum(self.parts) + 4 * self.maxima
 
 
 class Buffers:
@@ -115,7 +78,7 @@ class Buffers:
         mine = self._slots[self._rank]
         mine.copy_(to_device(self._own_slot, mine.device))
         for name, value in elsewhere.items():
-            mine[FIELDS.index(name)].copy_(value.detach().reshape(()), non_blocking=True)
+            mine[INDEX[name]].copy_(value.detach().reshape(()), non_blocking=True)
         if len(checksums):
             mine[CHECKSUMS] = torch.as_tensor(checksums)
 
@@ -148,62 +111,32 @@ class HostBuffers(Buffers):
 
     def __init__(self, sizes: BufferSizes, rank: int, pinned: bool = False) -> None:
         super().__init__(sizes, rank, torch.device("cpu"), pinned)
-        self._host_sums = self.rows.sums.numpy()
-        self._host_maxima = self.rows.maxima.numpy()
-        self._host_bins = None if self.rows.bins is None else self.rows.bins.numpy()
-        self._host_slots = self._slots.numpy()
-        self._host_losses = self._losses.numpy()
+        self.view = ReducedView(sizes, self.sum.numpy(), self.max.numpy())
 
     def put_owners(self, columns: Floats) -> None:
-        self._host_sums[:, : columns.shape[1]] = columns
+        self.view.sums[:, : columns.shape[1]] = columns
 
     def put_slot(
         self, values: Mapping[str, Number], checksums: torch.Tensor | Sequence[int], error: str
     ) -> None:
-        self._host_slots.fill(0)
-        mine = self._host_slots[self._rank]
-        here, elsewhere = split_by_place(values)
-        for name, value in elsewhere.items():  # weights on the host, their numbers on a device
-            here[name] = host_value(value)
-        mine[:] = pack(here, error)
+        slots = self.view.slots
+        slots.fill(0)
+        mine = slots[self._rank]
+        # Weights are on the host; a number on a device is waited for.
+        mine[:] = fill(values, host_value, error)
         if len(checksums):
             mine[CHECKSUMS] = checksums
 
     def put_losses(self, values: torch.Tensor | Floats, given: Floats) -> None:
-        self._host_losses.fill(0)
-        self._host_losses[0, : len(given)] = np.where(given > 0, values, 0.0)
-        self._host_losses[1, : len(given)] = given
+        losses = self.view.losses
+        losses.fill(0)
+        losses[0, : len(given)] = np.where(given > 0, values, 0.0)
+        losses[1, : len(given)] = given
 
     @property
     def sample_has_nonfinite(self) -> bool:
         """Whether any sampled weight or gradient is NaN or Inf."""
-        return bool(self._host_sums[:, NONFINITE].any())
-
-    @property
-    def applied(self) -> bool:
-        """Whether an optimizer stepped any parameter on any rank."""
-        return bool(self._host_sums[:, SUM["u_count"]].any())
-
-    def read_losses(self, steps: Sequence[int]) -> dict[int, float]:
-        """Return the mean over ranks by step, of the steps that have a loss on any rank."""
-        total, count = self._host_losses[:, : len(steps)]
-        return {steps[i]: float(total[i] / count[i]) for i in np.flatnonzero(count > 0).tolist()}
-
-    def read_slots(self) -> tuple[dict[str, Floats], dict[int, str]]:
-        """Return copies of the fields of all slots, and the error texts by rank."""
-        return unpack(self._host_slots)
-
-    def read(self) -> Reduced:
-        """Return a copy of the reduced numbers."""
-        fields, errors = self.read_slots()
-        return Reduced(
-            sums=self._host_sums.copy(),
-            maxima=self._host_maxima.astype(np.float64),
-            bins=None if self._host_bins is None else self._host_bins.astype(np.float32),
-            ranks=fields,
-            errors=errors,
-            partial_gradients=self.partial_gradients.numpy().copy(),
-        )
+        return self.view.sample_has_nonfinite
 
 
 class HostPool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +20,13 @@ from distmon.metrics import PARAM_METRICS, PERCENTILE_METRICS
 from distmon.record.record import Record
 from distmon.runs.arrow_stream import Damage, messages
 
+_WORTH_COMPRESSING: Final = 128
+"""Parameters from which on the columns of a batch are compressed: each is compressed by itself, and
+setting that up takes longer than to write the few numbers of a small model."""
 VALUE_COLUMNS: Final[tuple[str, ...]] = tuple(m.name for m in (*PARAM_METRICS, *PERCENTILE_METRICS))
 
 
+@cache
 def schema() -> Any:
     """Return the schema: step, attempt, name, then every per-parameter metric as float64."""
     return pa.schema(
@@ -34,6 +39,7 @@ def schema() -> Any:
     )
 
 
+@cache
 def schema_message() -> bytes:
     """Return the bytes at the start of a new file."""
     return bytes(schema().serialize())
@@ -49,19 +55,27 @@ def batch_message(record: Record, attempt: int) -> bytes:
     columns = [
         pa.array(np.full(rows, record.step), pa.int64()),
         pa.array(np.full(rows, attempt), pa.int32()),
-        pa.array(list(params.names), pa.string()),
+        _names(params.names),
     ]
     for name in VALUE_COLUMNS:
         column = values.get(name)
         columns.append(
             pa.nulls(rows, pa.float64()) if column is None else pa.array(column, pa.float64())
         )
+    batch = pa.record_batch(columns, schema=schema())
+    if rows < _WORTH_COMPRESSING:
+        return bytes(batch.serialize())
     stream = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     writer = pa.ipc.new_stream(stream, schema(), options=options)
-    writer.write_batch(pa.record_batch(columns, schema=schema()))
+    writer.write_batch(batch)
     # The writer puts the schema before its first batch; the file has it already.
     return stream.getvalue()[len(schema_message()) :]
+
+
+@lru_cache(maxsize=4)
+def _names(names: tuple[str, ...]) -> Any:
+    return pa.array(list(names), pa.string())
 
 
 def whole_messages(path: Path, start: int = 0) -> Iterator[tuple[Any, int]]:

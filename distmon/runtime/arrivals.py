@@ -120,8 +120,7 @@ class Arrivals:
         self._interval.arrive(arrived.number, arrived.fields)
         arrived.handed_over = True
         try:
-            on_rank_0 = self._worker.path is not None
-            observation = arrived.observation(copied=on_rank_0)
+            observation = arrived.observation(copied=self._worker.reads_later)
             self._evaluations.arrived(arrived.number)
             self._finite_watch.observed(arrived.local.evidence, observation.has_nonfinite)
             if not self._worker.submit(observation):

@@ -39,17 +39,17 @@ class Arrived:
         """Read when a record is derived; the holder of this object gives them back."""
         self.handed_over = False
         """Whether the evaluation of this rank has it."""
-        self.fields, _ = self.buffers.read_slots()
+        self.fields, _ = self.buffers.view.read_slots()
         self._flight = shipment.kept
         self._partial = partial
         # Partial gradients are rows only after they were added up.
-        sampled = self._reduced if partial.size else self.buffers
+        sampled = self._reduced if partial.size else self.buffers.view
         self._sampled_nonfinite = sampled.sample_has_nonfinite
         self.search: Search = searches.begin(self.fields, self._sampled_nonfinite, self.local)
 
     @cached_property
     def _reduced(self) -> Reduced:
-        reduced = self.buffers.read()
+        reduced = self.buffers.view.read()
         self._partial.fill(reduced.partial_gradients, reduced.sums, reduced.maxima, reduced.bins)
         return reduced
 
@@ -58,23 +58,25 @@ class Arrived:
 
         `copied`: it is read by another thread, when the buffers are in use again.
         """
-        found, buffers = self.search.found, self.buffers
+        found, view = self.search.found, self.buffers.view
         if copied:
             _ = self._reduced
+        is_view = not copied and not self._partial.size
         return Observation(
             step=self.local.step,
             fields=self.fields,
-            losses=buffers.read_losses(self._flight.steps),
-            blocks=buffers.blocks.numpy().copy(),
-            inside=buffers.inside.numpy().copy(),
-            inside_maxima=buffers.inside_maxima.numpy().copy(),
-            applied=buffers.applied,
+            losses=view.read_losses(self._flight.steps),
+            blocks=view.blocks.copy(),
+            inside=view.inside.copy(),
+            inside_maxima=view.inside_maxima.copy(),
+            applied=view.applied,
             sampled_nonfinite=self._sampled_nonfinite,
-            nbytes=buffers.sizes.nbytes,
+            nbytes=view.sizes.nbytes,
             interval=self._flight.interval,
             read=lambda: self._reduced,
             number=self.number,
             nonfinite=found.nonfinite,
             desync=found.desync,
             tasks=found.tasks,
+            view=view if is_view else None,
         )

@@ -133,7 +133,10 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
     else:
         rules = RuleEngine(blueprint.rules, user_code)
         worker = DerivedOnRequest(builder, rules, settings.check_records)
-    cost = SelfCost(Budget(settings.budget, settings.interval, settings.budget_after_s))
+    cost = SelfCost(
+        Budget(settings.budget, settings.interval, settings.budget_after_s),
+        hook_seconds=lambda: observer.hook_seconds + telemetry.hook_seconds,
+    )
     cycle = ObservationCycle(
         observer=observer,
         worker=worker,

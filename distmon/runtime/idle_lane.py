@@ -95,7 +95,7 @@ class CompiledLane(PythonLane):
         schedule, phases = parts.schedule, parts.telemetry.phases
         if not (
             schedule.begun
-            and parts.cycle.at_rest
+            and parts.cycle.steps_may_pass
             and parts.cycle.observer.gain.at_rest
             and parts.cycle.observer.inside.at_rest
             and parts.telemetry.is_idle

@@ -98,9 +98,17 @@ class ObservationCycle:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
+        return self.steps_may_pass and not self.worker.busy
+
+    @property
+    def steps_may_pass(self) -> bool:
+        """Whether no step needs this object until the one before the next observation.
+
+        What is evaluated meanwhile is taken in then: all that follows from it, an interval or
+        gradients to read in full, concerns the next observation.
+        """
         return self.run_start.begun and not (
             self.arrivals
-            or self.worker.busy
             or self.decisions.enabled
             or self.run_start.pending
             or self.observer.sent != self._due

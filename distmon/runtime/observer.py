@@ -167,6 +167,11 @@ class Observer:
         return self._ownership.optimizers
 
     @property
+    def hook_seconds(self) -> float:
+        """Time that the hooks on blocks and modules took in forward and backward passes so far."""
+        return self.gain.hook_seconds + self.inside.watching.seconds
+
+    @property
     def row_sums(self) -> torch.Tensor | None:
         """The sums of the rows that `measure` has filled; None before it has."""
         return None if self._buffers is None else self._buffers.rows.sums
@@ -270,12 +275,14 @@ class Observer:
             log.warning("distmon: the gradient of %s cannot be read; its norm is missing", name)
 
     def _rows_to_fill(self, optimizer: torch.optim.Optimizer | None) -> frozenset[int]:
+        if len(self._filled) == len(self._everything):
+            return frozenset()
         if optimizer is None:
             return self._everything - self._filled if self._filled else self._everything
         mine = self._ownership.rows_of(optimizer)
-        if not self._filled:
+        if not self._filled and len(mine) < len(self._everything):
             mine = mine | self._ownership.unowned()
-        return frozenset(mine - self._filled)
+        return mine - self._filled if self._filled else mine
 
     def _applied(self, rows: frozenset[int]) -> torch.Tensor:
         """Return a column on the device: 1 for these rows, else 0."""

@@ -15,12 +15,21 @@ from distmon.runtime.budget import Budget, Stretch
 class SelfCost:
     """Adds up what the monitor takes from this rank's training between observations.
 
-    The time of the training thread in it, and the CPU time of its threads in this process: while
-    they hold the interpreter lock, training waits.
+    The time of the training thread in it, its hooks in forward and backward passes included, and
+    the CPU time of its threads in this process: while they hold the interpreter lock, training
+    waits.
     """
 
-    def __init__(self, budget: Budget, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        now: Callable[[], float] = time.perf_counter,
+        hook_seconds: Callable[[], float] = float,
+    ) -> None:
+        """`hook_seconds` returns the time that hooks of models and tensors took so far."""
         self.now = now
+        self._hook_seconds = hook_seconds
+        self._hooks_before = 0.0
         self._budget = budget
         self._seconds = 0.0
         self._idle_seconds = 0.0
@@ -55,7 +64,8 @@ class SelfCost:
 
     def take(self) -> dict[str, float]:
         """Return the rank telemetry about the monitor's own time and start over."""
-        own = self._seconds + self._threads.take()
+        before, self._hooks_before = self._hooks_before, self._hook_seconds()
+        own = self._seconds + self._hooks_before - before + self._threads.take()
         taken = {"monitor_seconds": own, "monitor_step_seconds": self._idle_seconds}
         self._seconds = self._idle_seconds = 0.0
         return taken

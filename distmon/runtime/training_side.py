@@ -6,7 +6,10 @@ console, and printing what the writer has formatted.
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from queue import Full, Queue
@@ -122,16 +125,20 @@ def _in_users_run(sink: str) -> bool:
 
 
 class Printer:
-    """Prints texts on a thread of its own: standard output may be blocked."""
+    """Prints texts on a thread of its own: standard output may be blocked, unless it is a file."""
 
     def __init__(self, printed: Callable[[int], None]) -> None:
         """`printed` is called after each text with its number."""
         self._printed = printed
         self._texts: Queue[tuple[int, str] | None] = Queue(_MOST_TEXTS)
         self._thread: OwnThread | None = None
+        self._warned = False
 
     def print(self, number: int, text: str) -> None:
         """Print a text soon. Never blocks; where too many wait, it is dropped."""
+        if self._thread is None and _is_file(sys.stdout):
+            self._print(number, text)  # no other thread has to wake up for it
+            return
         if self._thread is None:
             self._thread = OwnThread(self._run, "print")
             self._thread.start()
@@ -150,15 +157,24 @@ class Printer:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        warned = False
         while (item := self._texts.get()) is not None:
-            number, text = item
-            try:
-                # Looked up for every text, as `print` does: notebooks and tests redirect it.
-                sys.stdout.write(text)
-                sys.stdout.flush()
-            except Exception as error:
-                if not warned:
-                    warned = True
-                    log.warning("distmon: the console sink cannot print: %s", error)
-            self._printed(number)
+            self._print(*item)
+
+    def _print(self, number: int, text: str) -> None:
+        try:
+            # Looked up for every text, as `print` does: notebooks and tests redirect it.
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("distmon: the console sink cannot print: %s", error)
+        self._printed(number)
+
+
+def _is_file(stream: Any) -> bool:
+    """Return whether a stream writes to a regular file, which does not block as a pipe may."""
+    try:
+        return type(stream) is io.TextIOWrapper and stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False

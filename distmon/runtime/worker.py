@@ -31,6 +31,13 @@ class Evaluation(Protocol):
     """What follows an observation on one rank."""
 
     @property
+    def reads_later(self) -> bool:
+        """Whether another thread reads what is submitted, so that it must have numbers of its own.
+
+        Otherwise it is read in `submit`, or before the next one.
+        """
+
+    @property
     def path(self) -> Path | None:
         """The run folder; None on a rank that writes none."""
 
@@ -87,6 +94,8 @@ class EvaluationWorker:
     What follows from the evaluation is left to the training thread. Nothing here is waited for
     without a limit: rules and callbacks of the user's have a time limit of their own.
     """
+
+    reads_later = True
 
     def __init__(self, evaluator: Evaluator, on_alerts: OnAlerts = lambda _: {}) -> None:
         self.evaluator = evaluator
@@ -199,6 +208,7 @@ class DerivedOnRequest:
     """Other ranks: keeps the newest observation, and derives its record when somebody asks."""
 
     busy = False
+    reads_later = False
     path: Path | None = None
 
     def __init__(self, builder: RecordBuilder, rules: RuleEngine, hashed: bool = False) -> None:

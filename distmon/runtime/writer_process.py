@@ -32,6 +32,7 @@ from distmon.runtime.writer_start import (
     start_writer,
 )
 from distmon.sinks.gaps import GapLog
+from distmon.writer import sent_observation
 from distmon.writer.evaluator import Evaluated, Rest
 from distmon.writer.mailbox import Mailbox
 from distmon.writer.session import Assignment, Begin, Failure, Held, Load, Request, SendRecords
@@ -45,6 +46,8 @@ STATE_EVERY_S: Final = 10.0
 
 class WriterProcess:
     """Sends to one writer process. Another one is started if it ends, each time a bit later."""
+
+    reads_later = False
 
     def __init__(
         self,
@@ -115,9 +118,14 @@ class WriterProcess:
         self._assignment = replace(self._assignment, begun=begin)
 
     def submit(self, observation: Observation) -> bool:
-        sent = replace(observation, read=Held(observation.read()))
+        source = self._mfu_source()
+        message: tuple[Any, ...]
+        if observation.view is not None:
+            message = sent_observation.to_message(observation, observation.view, source)
+        else:
+            message = (replace(observation, read=Held(observation.read())), source)
         with self._changed:
-            if self._send((sent, self._mfu_source()), observation.step) is None:
+            if self._send(message, observation.step) is None:
                 self._gaps.lost_step("writer", "record", observation.step, "it was behind")
                 return False
             self._observations += 1
@@ -151,6 +159,8 @@ class WriterProcess:
             yield self._finished.popleft()
 
     def settle(self, seconds: float = PATIENCE_S) -> bool:
+        if self._observations:
+            self._mailbox.ask_for_answers()
         return self._wait(lambda: self._observations == 0, seconds)
 
     @property
@@ -313,8 +323,14 @@ class WriterProcess:
     def _drop_unfinished(self) -> None:
         """Drop the message that a writer was handling when it ended: it may end the next one, too.
 
-        Those without which another writer cannot continue are kept.
+        Those without which another writer cannot continue are kept. What it had handled already is
+        not sent again; of such an observation nothing follows but its record.
         """
+        for done in self._mailbox.handled():
+            with self._changed:
+                kind = self._kinds.get(done)
+            if isinstance(kind, int | Alert | Rest):
+                self._conclude(done, None)
         number = self._mailbox.unfinished()
         with self._changed:
             kind = None if number is None else self._kinds.get(number)

@@ -13,6 +13,7 @@ import pickle
 import struct
 import tempfile
 import threading
+import time
 from collections import deque
 from typing import Any, Final, Self
 
@@ -20,8 +21,11 @@ NOTE: Final = struct.Struct("<QQQ")
 """Number, offset and length of a message; a pipe transfers it in one piece."""
 PRINTED: Final = 2**64 - 1
 """As an offset: the training process has printed the text with this number."""
-_HANDLED: Final = struct.Struct("<Q")
-"""At the end of the memory: number of the message that the writer has started to handle."""
+FLUSH: Final = 2**64 - 2
+"""As an offset: the training process waits for the answers to what was sent before."""
+_HANDLED: Final = struct.Struct("<QQ")
+"""At the end of the memory: numbers of the messages that the writer has started to handle, and has
+handled, last. The answer to one that it has handled may be lost when it ends."""
 _ALIGNMENT: Final = 64
 _PAGE: Final = 4096
 _LEAST_BYTES: Final = 32 << 20
@@ -120,6 +124,11 @@ class Mailbox:
         with self._lock:
             self._note(number, PRINTED, 0)  # if it is lost, the next one confirms both
 
+    def ask_for_answers(self) -> None:
+        """Let the writer send its answers without delay, once it has them."""
+        with self._lock:
+            self._note(0, FLUSH, 0)
+
     def confirm(self, number: int) -> None:
         """Free the room of a message that the writer has finished."""
         with self._lock:
@@ -129,8 +138,14 @@ class Mailbox:
     def unfinished(self) -> int | None:
         """Return the message that a writer which has ended was handling; None if there is none."""
         with self._lock:
-            (number,) = _HANDLED.unpack(self._view[-_HANDLED.size :])
-            return number if number in self._waiting else None
+            started, handled = _HANDLED.unpack(self._view[-_HANDLED.size :])
+            return started if started in self._waiting and started != handled else None
+
+    def handled(self) -> list[int]:
+        """Return the messages that a writer which has ended had handled, and not confirmed."""
+        with self._lock:
+            _, handled = _HANDLED.unpack(self._view[-_HANDLED.size :])
+            return [number for number in self._waiting if number <= handled]
 
     def forget(self) -> None:
         """Free all messages: there is no writer any more."""
@@ -201,14 +216,25 @@ class Inbox:
     def __init__(self, file: int) -> None:
         self._file = file
         self._memory: mmap.mmap | None = None
+        self._handled = 0
 
     def read(self, number: int, offset: int, length: int) -> Any:
         """Return a message, and note for the training process that it is being handled."""
         if self._memory is None or len(self._memory) < offset + length:
             self._memory = mmap.mmap(self._file, 0)
-        _HANDLED.pack_into(self._memory, len(self._memory) - _HANDLED.size, number)
+        self._note(number, self._handled)
         with memoryview(self._memory) as view, view[offset : offset + length] as raw:
             return decode(raw)
+
+    def handled(self, number: int) -> None:
+        """Note that a message has been handled, before its answer is sent."""
+        self._handled = max(self._handled, number)
+        self._note(number, self._handled)
+
+    def _note(self, started: int, handled: int) -> None:
+        if self._memory is not None:
+            at = len(self._memory) - _HANDLED.size
+            _HANDLED.pack_into(self._memory, at, started, handled)
 
 
 class Notes:
@@ -253,9 +279,42 @@ class Answers:
             return None
 
 
-def write_answer(pipe: int, answer: tuple[Any, ...]) -> None:
-    """Write an answer whole; raises OSError when nobody reads any more."""
-    body = pickle.dumps(answer, protocol=5)
-    data = memoryview(struct.pack("<Q", len(body)) + body)
-    while data:
-        data = data[os.write(pipe, data) :]
+class AnswerPipe:
+    """The writing end of it. Several answers are sent together, so that the training process, where
+    each of them interrupts the training thread, wakes up once for all of them."""
+
+    def __init__(self, pipe: int, delay_s: float) -> None:
+        """`delay_s`: longest time that an answer waits for others."""
+        self._pipe = pipe
+        self._delay = delay_s
+        self._waiting: list[bytes] = []
+        self._lock = threading.Lock()
+        self._any = threading.Event()
+        self._sending = threading.Lock()
+        threading.Thread(target=self._run, name="distmon-answers", daemon=True).start()
+
+    def send(self, answer: tuple[Any, ...]) -> None:
+        """Send an answer soon, from any thread."""
+        body = pickle.dumps(answer, protocol=5)
+        with self._lock:
+            self._waiting.append(struct.pack("<Q", len(body)) + body)
+        self._any.set()
+
+    def flush(self) -> None:
+        """Send what waits, whole and in order. Where nobody reads any more it is dropped."""
+        with self._sending:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+                self._any.clear()
+            data = memoryview(b"".join(waiting))
+            try:
+                while data:
+                    data = data[os.write(self._pipe, data) :]
+            except OSError:  # the training process has ended
+                return
+
+    def _run(self) -> None:
+        while True:
+            self._any.wait()
+            time.sleep(self._delay)
+            self.flush()

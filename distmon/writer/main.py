@@ -8,15 +8,26 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from distmon.sinks import preload
-from distmon.writer.mailbox import PRINTED, Inbox, Notes, write_answer
-from distmon.writer.session import Assignment, Failure, LogForwarder, Request, Session, Texts
+from distmon.writer.mailbox import FLUSH, PRINTED, AnswerPipe, Inbox, Notes
+from distmon.writer.session import (
+    Assignment,
+    Failure,
+    Load,
+    LogForwarder,
+    Request,
+    Session,
+    Texts,
+)
 
 FLUSH_S: Final = 30.0
 """Time to flush the sinks after the training process has ended without closing its monitor."""
+ANSWER_DELAY_S: Final = 0.05
+"""How long an answer waits for others, unless the training process waits for it."""
 _NICENESS: Final = 5
 """Where all cores are busy, training comes first."""
 
@@ -37,23 +48,16 @@ def main(notes: int, answers: int, memory: int, parent: int, sinks: list[str]) -
         signal.signal(number, signal.SIG_IGN)
     _stand_back()
     preload(sinks)
-    lock = threading.Lock()
-    gone = threading.Event()
-
-    def answer(message: tuple[Any, ...]) -> None:
-        with lock:
-            try:
-                write_answer(answers, message)
-            except OSError:  # the training process has ended
-                gone.set()
-
-    texts = Texts(answer)
+    pipe = AnswerPipe(answers, ANSWER_DELAY_S)
+    texts = Texts(pipe.send)
     logger = logging.getLogger("distmon")
     logger.propagate = False
     logger.setLevel(logging.INFO)
-    logger.addHandler(LogForwarder(answer))
-    answer(("ready", os.getpid()))
-    session = _serve(notes, Inbox(memory), parent, texts)
+    logger.addHandler(LogForwarder(pipe.send))
+    pipe.send(("ready", os.getpid()))
+    pipe.flush()
+    session = _serve(notes, Inbox(memory), parent, texts, pipe.flush)
+    pipe.flush()
     if session is not None:  # the training process has not closed it
         logger.handlers = [logging.StreamHandler()]
         session.close(FLUSH_S)
@@ -63,7 +67,9 @@ def main(notes: int, answers: int, memory: int, parent: int, sinks: list[str]) -
     _end_by_itself()
 
 
-def _serve(notes: int, inbox: Inbox, parent: int, texts: Texts) -> Session | None:
+def _serve(
+    notes: int, inbox: Inbox, parent: int, texts: Texts, flush: Callable[[], None]
+) -> Session | None:
     """Handle messages until there are no more; return a session that is still open."""
     session: Session | None = None
     split = Notes()
@@ -80,6 +86,9 @@ def _serve(notes: int, inbox: Inbox, parent: int, texts: Texts) -> Session | Non
             if offset == PRINTED:
                 texts.printed(number)
                 continue
+            if offset == FLUSH:
+                flush()
+                continue
             try:
                 message = inbox.read(number, offset, length)
             except Exception as error:
@@ -91,7 +100,10 @@ def _serve(notes: int, inbox: Inbox, parent: int, texts: Texts) -> Session | Non
             else:
                 assert session is not None
                 result = session.handle(message)
+            inbox.handled(number)
             texts.answer(("done", number, result))
+            if isinstance(message, Request | Load):
+                flush()
             if message == Request("close"):
                 return None
 

@@ -25,6 +25,7 @@ from distmon.sinks.environment import TrainingProcess
 from distmon.sinks.gaps import GapLog
 from distmon.sinks.run_output import RunOutput
 from distmon.untrusted.terminal import terminal
+from distmon.writer import sent_observation
 from distmon.writer.evaluator import Evaluated, Evaluator, Rest
 
 log = logging.getLogger("distmon")
@@ -223,6 +224,10 @@ class Session:
 
     def _handle(self, message: object) -> Any:
         match message:
+            case (sent_observation.KIND, str() as source, *parts):
+                self._source = source
+                observation = sent_observation.from_message(*parts)
+                return self._slim(self._evaluator.evaluate(observation))
             case (Observation() as observation, str() as source):
                 self._source = source
                 return self._slim(self._evaluator.evaluate(observation))

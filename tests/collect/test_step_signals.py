@@ -182,7 +182,7 @@ def test_a_fault_in_a_hook_never_reaches_the_backward_pass(
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(BackwardPasses, "_square", broken)
+    monkeypatch.setattr(BackwardPasses, "_see", broken)
     records = observe(tmp_path)
     assert len(records) == 4
     assert "backward_passes" not in records[-1].ranks

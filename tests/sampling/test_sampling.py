@@ -90,7 +90,7 @@ def _norms(weight: torch.Tensor, seeds: int) -> tuple[np.ndarray, np.ndarray]:
         buffers = HostBuffers(BufferSizes(1, bins=False), rank=0)
         TorchProbe(plan, shards).measure(buffers.rows, torch.zeros(1, dtype=torch.float64))
         sampling = Sampling.describe(plan, [2], [True])
-        reduced = buffers.read()
+        reduced = buffers.view.read()
         estimates = moments(reduced, sampling)
         table = param_table(reduced, estimates, sampling, 1e-12).columns
         stderr = table["weight_norm_stderr"][0] / student_factor(DEGREES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distmon.writer import mailbox as module
-from distmon.writer.mailbox import Inbox, Mailbox, Notes
+from distmon.writer.mailbox import AnswerPipe, Answers, Inbox, Mailbox, Notes
 
 
 @pytest.fixture
@@ -106,3 +106,32 @@ def test_the_next_writer_gets_what_was_not_confirmed(small: Mailbox) -> None:
     small.confirm(5)
     assert small.unfinished() is None
     small.close()
+
+
+def test_what_a_writer_has_handled_is_known_though_its_answer_is_lost(small: Mailbox) -> None:
+    read, write = pipe()
+    small.connect(write, None)
+    assert [small.send(i) for i in range(3)] == [1, 2, 3]
+    inbox = Inbox(small.file)
+    _, first, second, _ = Notes().feed(os.read(read, 1 << 16))
+    inbox.read(*first)
+    inbox.handled(1)
+    inbox.read(*second)
+    assert small.handled() == [1]
+    assert small.unfinished() == 2
+    inbox.handled(2)
+    assert small.handled() == [1, 2]
+    assert small.unfinished() is None
+    small.close()
+
+
+def test_answers_are_sent_together() -> None:
+    read, write = pipe()
+    answers = AnswerPipe(write, delay_s=1000.0)
+    for number in range(3):
+        answers.send(("done", number, None))
+    with pytest.raises(BlockingIOError):
+        os.read(read, 1)
+    answers.flush()
+    with Answers(read) as received_answers:
+        assert [received_answers.read() for _ in range(3)] == [("done", i, None) for i in range(3)]

@@ -30,6 +30,7 @@ class MonitorSession(Session):
         self._signals = monitor.telemetry.signals
         modules = {name.removeprefix("module."): each for name, each in model.named_modules()}
         self._clock = HookClock([modules[n] for n in self._gain.blocks.names if n in modules])
+        self._compiled_seconds = self._gain.compiled_seconds
         # Off an accelerator the hooks come off in steps that are not observed.
         self._has_hooks = observes or next(model.parameters()).device.type != "cpu"
         self.disable()
@@ -62,8 +63,8 @@ class MonitorSession(Session):
 
     def hook_seconds(self) -> float:
         # Compiled hooks run between those of the clock, which does not see them.
-        compiled = self._gain.switch.compiled
-        return self._clock.seconds + (compiled.take_seconds() if compiled is not None else 0.0)
+        before, self._compiled_seconds = self._compiled_seconds, self._gain.compiled_seconds
+        return self._clock.seconds + self._compiled_seconds - before
 
     def detach(self) -> None:
         self.monitor.close()

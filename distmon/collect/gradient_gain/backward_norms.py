@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from distmon.collect.gradient_gain.block_hooks import BlockHooks, add_gradient
 from distmon.collect.gradient_gain.block_table import COLUMNS, Blocks
 from distmon.collect.gradient_gain.in_graph import something_was_compiled
 from distmon.collect.gradient_gain.rows import Switch
+from distmon.collect.own_hooks import KeptHook, KeptHooks
 from distmon.device import DeviceMark, is_accelerator, pinned, to_device
 from distmon.native import NativeModule
 
@@ -42,12 +42,25 @@ class BackwardNorms:
         """Blocks of this rank, by their row in the table of all blocks."""
         self._hooks = [BlockHooks(device, self.switch, i) for i in range(len(self._held))]
         self._cells = np.zeros((len(self._held), 2, 2))
+        self._compiled_seconds = 0.0
         if native is not None and device.type == "cpu" and self._held:
             self.switch.compiled = native.gain_hooks(len(self._held), self._add_unusual)
-        self._handles: list[RemovableHandle] = []
+        self._on_blocks = KeptHooks(self._put_on_blocks)
         self._rows = torch.tensor([*self._held], dtype=torch.int64)
         # On an accelerator a graph may be captured at any time, and the host has time to spare.
         self._removable = device.type == "cpu"
+
+    @property
+    def hook_seconds(self) -> float:
+        """Time that the hooks took in forward and backward passes so far."""
+        return self.switch.seconds + self.compiled_seconds
+
+    @property
+    def compiled_seconds(self) -> float:
+        """The part of it that compiled hooks took."""
+        if self.switch.compiled is not None:
+            self._compiled_seconds += self.switch.compiled.take_seconds()
+        return self._compiled_seconds
 
     @property
     def size(self) -> int:
@@ -56,21 +69,16 @@ class BackwardNorms:
 
     def install(self) -> None:
         """Register the hooks on the blocks, before the model is called. Safe to call twice."""
-        if self._handles:
-            return
+        self._on_blocks.install()
+
+    def _put_on_blocks(self) -> Iterator[KeptHook]:
         for hooks, block in zip(self._hooks, self._held.values(), strict=True):
-            for handle in hooks.put_on(block):
-                self._handles.append(handle)  # one by one: the next one may raise
+            yield from hooks.put_on(block)
 
     def remove(self) -> None:
         """Measure nothing more, and remove the hooks. Safe to call twice."""
-        self.switch.armed = False
-        self._remove_hooks()
-
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self.switch.arm(False)
+        self._on_blocks.remove()
 
     def arm(self, wanted: bool, first: bool) -> None:
         """Clear the rows before a step that is `wanted`, and measure in it.
@@ -83,12 +91,12 @@ class BackwardNorms:
         with.
         """
         wanted = wanted and not (first and self._in_stages)
-        self.switch.armed = wanted
+        self.switch.arm(wanted)
         if wanted:
             self._clear()
             self.install()
         elif not first and self._removable and not something_was_compiled():
-            self._remove_hooks()
+            self._on_blocks.remove()
 
     def _add_unusual(self, gradient: torch.Tensor, ends: Sequence[tuple[int, int]]) -> None:
         """Add a gradient that the compiled hooks cannot read; called by them."""
@@ -97,9 +105,11 @@ class BackwardNorms:
     def _clear(self) -> None:
         if self.switch.compiled is not None:
             self.switch.compiled.clear()
-        for hooks in self._hooks:
-            if hooks.cells is not None:
-                hooks.cells.fill(0)
+        if self.switch.written:
+            self.switch.written = False
+            for hooks in self._hooks:
+                if hooks.cells is not None:
+                    hooks.cells.fill(0)
         elsewhere = [hooks.row.data for hooks in self._hooks if hooks.cells is None]
         if elsewhere:
             torch._foreach_zero_(elsewhere)
@@ -109,18 +119,18 @@ class BackwardNorms:
         """Leave the rows as they are during a backward pass that is not the training step's."""
         armed, rows = self.switch.armed, [hooks.row.data for hooks in self._hooks]
         kept = [row.clone() for row in rows] if armed else []
-        self.switch.armed = False
+        self.switch.arm(False)
         try:
             yield
         finally:
-            self.switch.armed = armed
+            self.switch.arm(armed)
             for row, before in zip(rows, kept, strict=False):
                 row.copy_(before)  # a CUDA graph does not read the switch
 
     @property
     def at_rest(self) -> bool:
         """Whether no step is measured, nothing has failed, and no hook is to be removed."""
-        on = bool(self._handles) and self._removable
+        on = bool(self._held) and self._on_blocks.installed and self._removable
         return not on and not self.switch.armed and self.switch.fault is None
 
     def take_fault(self) -> Exception | None:
@@ -165,12 +175,17 @@ class BackwardNorms:
         """Do the same in numpy: torch's operators would take longer than all hooks together."""
         table = into.reshape(-1, len(COLUMNS))
         table.fill(0)
-        for row, hooks, compiled in zip(self._held, measured, self._cells.tolist(), strict=False):
-            assert hooks.cells is not None
-            held = []
-            for (norm, count), (more, others) in zip(hooks.cells.tolist(), compiled, strict=True):
-                held += [norm**2 + more**2, count + others]
-            table[row] = (*((math.nan,) * 4 if faulty else held), 1)
+        if not measured:
+            return
+        held = self._cells.copy()
+        np.square(held[:, :, 0], out=held[:, :, 0])
+        if self.switch.written:  # by hooks in Python, beside the compiled ones or instead of them
+            for mine, hooks in zip(held, measured, strict=True):
+                assert hooks.cells is not None
+                mine += hooks.cells ** (2, 1)
+        rows = self._rows.numpy()
+        table[rows, :-1] = math.nan if faulty else held.reshape(len(held), -1)
+        table[rows, -1] = 1
 
 
 def _gathered(rows: list[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.compiler import is_compiling
-from torch.utils.hooks import RemovableHandle
 
 from distmon.collect.gradient_gain.in_graph import never_compile_alone, operator_library
 from distmon.collect.gradient_gain.rows import INPUT, OUTPUT, Switch, add, new_row, norm_of
-from distmon.collect.own_hooks import OwnHook
+from distmon.collect.own_hooks import KeptHook, OwnHook
 from distmon.layout import local_part
 
 _NESTING = 3
@@ -35,19 +35,20 @@ class BlockHooks:
         self._traceable = operator_library() is not None
         self._keep_row_on(device)
         never_compile_alone(
-            *(BlockEnd.__call__, BlockHooks.hook_gradient),
+            *(BlockEnd.__call__, BlockHooks.hook_gradient, BlockHooks.hook_in_graph),
             *(_stream, _carries_gradient, _hook_tensor, GradientHook.__init__),
         )
 
-    def put_on(self, block: nn.Module) -> Iterator[RemovableHandle]:
-        """Register the hooks outside of others; yield the handle of each once it is registered.
+    def put_on(self, block: nn.Module) -> Iterator[KeptHook]:
+        """Register the hooks outside of others; yield each once it is registered.
 
         The hooks of wrappers may replace the tensor by one that only the block uses. The gradient
         of a residual connection around the block would then be missing.
         """
         before, after = BlockEnd(self, INPUT), BlockEnd(self, OUTPUT)
-        yield block.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-        yield block.register_forward_hook(after)
+        handle = block.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        yield KeptHook(handle, first=True)
+        yield KeptHook(block.register_forward_hook(after))
 
     def cell(self, side: int) -> NDArray[np.float64] | None:
         """Return one side of the row; None unless it is on the host."""
@@ -64,23 +65,31 @@ class BlockHooks:
         self.cells = self.row.numpy() if self.row.is_cpu else None
         """The row as numpy; None unless it is on the host."""
 
-    def hook_gradient(self, side: int, values: Any) -> None:
-        """Register a hook on the tensor in `values` that gets a gradient."""
-        if is_compiling():
-            tensor = _stream(values)
-            if tensor is not None and self._traceable:
-                hook = self._on_input if side == INPUT else self._on_output
-                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-            return
+    def hook_in_graph(self, side: int, values: Any) -> None:
+        """Register a hook on the tensor in `values` that gets a gradient, while it is compiled."""
+        tensor = _stream(values)
+        if tensor is not None and self._traceable:
+            hook = self._on_input if side == INPUT else self._on_output
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def hook_gradient(self, side: int, first: Any, others: Any) -> None:
+        """Register a hook on `first` if it gets a gradient, else on a tensor in `others`.
+
+        Runs twice for every block of an observed step, so the usual case comes first.
+        """
+        switch = self.switch
+        begin = perf_counter()
         try:
-            tensor = _stream(values)
-            if tensor is None:
-                return
-            compiled = self.switch.compiled
-            if compiled is None or not compiled.hook(tensor, self._number, side):
-                _hook_tensor(tensor, self.switch, (self, side))
-        except Exception as error:
-            self.switch.fault = error
+            usual = type(first) is torch.Tensor and _carries_gradient(first)
+            tensor = first if usual else _stream(others)
+            compiled = switch.compiled
+            if tensor is not None and not (
+                compiled is not None and compiled.hook(tensor, self._number, side)
+            ):
+                _hook_tensor(tensor, switch, (self, side))
+        except Exception as error:  # never into the forward pass of the user
+            switch.fault = error
+        switch.seconds += perf_counter() - begin
 
     def _on_input(self, gradient: torch.Tensor) -> None:
         self._add(INPUT, gradient)
@@ -107,13 +116,18 @@ class BlockEnd(OwnHook):
 
     def __call__(self, _block: nn.Module, args: Any, value: Any) -> None:
         """`value`: the keyword arguments on the input side, the output on the other."""
-        try:
-            # In this order: a compiler that reads the switch would recompile when it changes.
-            if is_compiling() or self._hooks.switch.armed:
-                values = (args, value) if self._side == INPUT else value
-                self._hooks.hook_gradient(self._side, values)
-        except Exception as error:  # never into the forward pass of the user
-            self._hooks.switch.fault = error
+        hooks, is_input = self._hooks, self._side == INPUT
+        # In this order: a compiler that reads the switch would recompile when it changes.
+        if is_compiling():
+            try:
+                hooks.hook_in_graph(self._side, (args, value) if is_input else value)
+            except Exception as error:  # never into the forward pass of the user
+                hooks.switch.fault = error
+        elif hooks.switch.armed:
+            if is_input:
+                hooks.hook_gradient(INPUT, args[0] if args else None, (args, value))
+            else:
+                hooks.hook_gradient(OUTPUT, value, value)
 
 
 _End = tuple[BlockHooks, int]
@@ -156,8 +170,10 @@ def add_gradient(gradient: torch.Tensor | None, ends: Iterable[_End], switch: Sw
     """Add the norm of a gradient to these ends of blocks."""
     if gradient is None or not switch.armed:
         return
+    begin = perf_counter()
     try:
         native = switch.native
+        switch.written = True
         if native and native.add_norm(gradient, [hooks.cell(side) for hooks, side in ends]):
             return
         found = _local_part(gradient)
@@ -167,6 +183,8 @@ def add_gradient(gradient: torch.Tensor | None, ends: Iterable[_End], switch: Sw
                 hooks.add(side, norm)
     except Exception as error:
         switch.fault = error
+    finally:
+        switch.seconds += perf_counter() - begin
 
 
 def _stream(value: Any, nesting: int = _NESTING) -> torch.Tensor | None:

@@ -17,21 +17,21 @@ class Switch:
 
     def __init__(self, native: NativeModule | None = None) -> None:
         """`native` computes norms on the CPU in a tenth of the time."""
-        self._armed = False
+        self.armed = False
+        """Whether gradients are measured now; set it by `arm`."""
         self.native = native
         self.compiled: GainHooks | None = None
         """Hooks that run without the interpreter, on a CPU; they have rows of their own."""
         self.fault: Exception | None = None
         """The newest failure of a hook; it does not reach the training."""
+        self.seconds = 0.0
+        """Time that the hooks in Python took so far."""
+        self.written = True
+        """Whether a row may hold numbers; compiled hooks have rows of their own."""
 
-    @property
-    def armed(self) -> bool:
-        """Whether gradients are measured now."""
-        return self._armed
-
-    @armed.setter
-    def armed(self, armed: bool) -> None:
-        self._armed = armed
+    def arm(self, armed: bool) -> None:
+        """Measure gradients from now on, or ignore them."""
+        self.armed = armed
         if self.compiled is not None:
             self.compiled.arm(armed)
 
@@ -71,6 +71,7 @@ def norm_of(part: torch.Tensor, copies: int) -> torch.Tensor:
 
 def add(row: torch.Tensor, side: int, norm: torch.Tensor) -> None:
     """Add a norm to one side of a row."""
+    row.switch.written = True  # type: ignore[attr-defined]
     # `data` has a version of its own: autograd may have saved the row for a compiled graph.
     cells = row.data[side]
     cells[0].hypot_(norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -86,13 +87,14 @@ class ActivationHook(OwnHook):
             self._add(module, output)
 
     def _add(self, module: nn.Module, output: Any) -> None:
-        watching = self._row.watching
+        watching, begin = self._row.watching, perf_counter()
         try:
             tensor = _first_tensor(output)
             if tensor is not None and watching.counts(module.training, tensor.device):
                 self._row.add(tensor)
         except Exception as error:
             watching.failed(error, self._row.sums)
+        watching.seconds += perf_counter() - begin
 
 
 def _first_tensor(value: Any, nesting: int = _NESTING) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -124,12 +125,14 @@ class FunctionTaps:
 
     def saw(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Measure one call of a function in the innermost module that has a tap."""
+        begin = perf_counter()
         try:
             if self._stack:
                 with torch.no_grad():
                     self._stack[-1].saw(name, args, kwargs, result)
         except Exception as error:
             self.watching.failed(error, *self._stack[-1].rows_of(name))
+        self.watching.seconds += perf_counter() - begin
 
 
 class _Enter(OwnHook):
@@ -140,10 +143,12 @@ class _Enter(OwnHook):
     def __call__(self, module: nn.Module, _args: Any) -> None:
         if is_compiling() or not self._taps.watching.armed:
             return
+        watching, begin = self._taps.watching, perf_counter()
         try:
             self._taps.enter(module, self._tap)
         except Exception as error:
-            self._taps.watching.fault = error
+            watching.fault = error
+        watching.seconds += perf_counter() - begin
 
 
 class _Leave(OwnHook):
@@ -154,10 +159,12 @@ class _Leave(OwnHook):
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if is_compiling() or not self._taps.watching.armed:
             return
+        watching, begin = self._taps.watching, perf_counter()
         try:
             self._taps.leave(self._tap, output)
         except Exception as error:
-            self._taps.watching.fault = error
+            watching.fault = error
+        watching.seconds += perf_counter() - begin
 
 
 _SEEN: Final = frozenset(

@@ -21,6 +21,8 @@ class Watching:
         """Whether the whole model is in a forward that records a graph."""
         self.fault: Exception | None = None
         """The newest failure of a hook; it does not reach the training."""
+        self.seconds = 0.0
+        """Time that the hooks took so far."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return one that stays off: the hooks of a copied model belong to no monitor."""

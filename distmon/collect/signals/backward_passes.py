@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Final
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
+from distmon.collect.own_hooks import KeptHook, KeptHooks
 from distmon.native import NativeModule
 
 PER_OPTIMIZER: Final = 3
@@ -30,13 +31,14 @@ _Hook = Callable[[torch.Tensor], None]
 class _Pass:
     """What one backward pass brings to one parameter."""
 
-    head: torch.Tensor
+    head: torch.Tensor | int
+    """The first elements of the gradient, or a number that stands for them; 0 when all are 0."""
     square: torch.Tensor | float
     """Of the gradient."""
     before: torch.Tensor | float
     """Square of what `.grad` held before the first pass, 0 once that was cleared."""
-    repeated: torch.Tensor | None
-    """Whether it brings the same as the first one."""
+    repeated: torch.Tensor | float | None
+    """1 when it brings the same as the first one, else 0."""
 
 
 class BackwardPasses:
@@ -54,21 +56,26 @@ class BackwardPasses:
     ) -> None:
         """`parameters` of each optimizer; `native` is faster on a CPU."""
         self._native = native if device.type == "cpu" else None
-        self._on_host = 0.0
-        """What `native` has added up of the second number."""
+        self._on_host = [0.0, 0.0, 0.0]
+        """What is known on the host of the numbers."""
         self._hooked = [each for group in parameters for each in _choose(group)]
         self._device = device
-        self._handles: list[RemovableHandle] = []
+        self._hooks = KeptHooks(self._register)
+        self._armed = False
         self._counts: list[int] = []
-        self._first: list[torch.Tensor | None] = []
+        self._first: list[torch.Tensor | int | None] = []
         self._pending: list[_Pass | None] = []
         self._before: list[torch.Tensor | float] = []
         """Square of what each parameter's `.grad` held before the first pass, unless it was cleared
         since: another model's loss may have reached the parameter before its own step began."""
         self._numbers = torch.zeros(3, dtype=torch.float64, device=device)
+        self._in_tensors = False
+        """Whether `_numbers` has a part of the numbers."""
         self._paused = False
         self.fault: Exception | None = None
         """What went wrong in a hook; the others then do nothing."""
+        self.seconds = 0.0
+        """Time that the hooks took so far."""
 
     @property
     def known(self) -> bool:
@@ -87,19 +94,17 @@ class BackwardPasses:
         self._first = [None] * len(self._hooked)
         self._pending = [None] * len(self._hooked)
         self._before = [0.0] * len(self._hooked)
-        self._numbers.zero_()
-        self._on_host = 0.0
-        for i, parameter in enumerate(self._hooked):
-            if parameter.requires_grad:
-                before, after = self._hooks(i, parameter)
-                self._handles.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]
-                self._handles.append(parameter.register_post_accumulate_grad_hook(after))  # type: ignore[no-untyped-call]
+        self._on_host = [0.0, 0.0, 0.0]
+        if self._in_tensors:
+            self._numbers.zero_()
+            self._in_tensors = False
+        self._armed = True
+        self._hooks.install()
 
     def disarm(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._armed = False
+        self._hooks.remove()
         self._first = []
         self._pending = []
 
@@ -112,35 +117,76 @@ class BackwardPasses:
         finally:
             self._paused = False
 
-    def numbers(self) -> torch.Tensor:
-        """Return [squared norm before the first pass, squared norm of the last pass, repeated]."""
+    def numbers(self) -> torch.Tensor | list[float]:
+        """Return [squared norm before the first pass, squared norm of the last pass, repeated].
+
+        On a CPU as plain numbers.
+        """
         there = [each for each in self._before if isinstance(each, torch.Tensor)]
-        host = sum(each for each in self._before if not isinstance(each, torch.Tensor))
+        host = self._on_host
+        host[0] += sum(each for each in self._before if not isinstance(each, torch.Tensor))
+        self._before, self._on_host = [], [0.0, 0.0, 0.0]
         if there:
+            self._in_tensors = True
             self._numbers[0] += torch.stack(there).sum()
-        if host or self._on_host:  # on a CPU only: a device would wait
-            self._numbers[:2] += torch.tensor([host, self._on_host], dtype=torch.float64)
-        self._before, self._on_host = [], 0.0
-        return self._numbers
+        if self._device.type != "cpu":
+            return self._numbers
+        if not self._in_tensors:
+            return host
+        stale, own, repeated = self._numbers.tolist()
+        return [host[0] + stale, host[1] + own, max(host[2], repeated)]
 
-    def _hooks(self, i: int, parameter: torch.Tensor) -> tuple[_Hook, _Hook]:
-        def guarded(call: Callable[[torch.Tensor], None]) -> _Hook:
-            def hook(tensor: torch.Tensor) -> None:
-                if self.fault is None and self._handles and not self._paused:
-                    try:
-                        call(tensor)
-                    except Exception as error:  # never into the backward pass of the user
-                        self.fault = error
+    def _register(self) -> Iterator[KeptHook]:
+        for i, parameter in enumerate(self._hooked):
+            if not parameter.requires_grad:
+                continue
+            before, after = self._hooks_of(i, parameter)
+            yield KeptHook(parameter.register_hook(before))  # type: ignore[no-untyped-call]
+            post = parameter.register_post_accumulate_grad_hook(after)  # type: ignore[no-untyped-call]
+            yield KeptHook(post)
 
-            return hook
+    def _hooks_of(self, i: int, parameter: torch.Tensor) -> tuple[_Hook, _Hook]:
+        def before(gradient: torch.Tensor) -> None:
+            if self._armed and self.fault is None and not self._paused:
+                begin = perf_counter()
+                try:
+                    self._pending[i] = self._see(i, parameter, gradient)
+                except Exception as error:  # never into the backward pass of the user
+                    self.fault = error
+                self.seconds += perf_counter() - begin
 
-        before = guarded(lambda gradient: self._see(i, parameter, gradient.detach()))
-        return before, guarded(lambda _: self._count_pass(i))
+        def after(_: torch.Tensor) -> None:
+            if self._armed and self.fault is None and not self._paused:
+                begin = perf_counter()
+                try:
+                    self._count_pass(i)
+                except Exception as error:
+                    self.fault = error
+                self.seconds += perf_counter() - begin
+
+        return before, after
+
+    def _see(self, i: int, parameter: torch.Tensor, gradient: torch.Tensor) -> _Pass | None:
+        seen = None if self._native is None else self._native.digest(gradient, COMPARED)
+        if seen is None:
+            return self._see_by_torch(i, parameter, gradient.detach())
+        square, head = seen
+        kept, first = parameter.grad, self._first[i]
+        before: torch.Tensor | float = 0.0
+        if kept is None:
+            return _Pass(head, square, before, None)
+        if self._counts[i] == 0:
+            return _Pass(head, square, 0.0 if kept.is_sparse else self._square(kept), None)
+        holds = not kept.is_sparse and bool(self._square(kept) > 0)
+        before = self._before[i] if holds else 0.0
+        return _Pass(head, square, before, float(first == head and head != 0 and holds))
 
     @torch.no_grad()
-    def _see(self, i: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _see_by_torch(
+        self, i: int, parameter: torch.Tensor, gradient: torch.Tensor
+    ) -> _Pass | None:
         if gradient.is_sparse:
-            return
+            return None
         kept, first = parameter.grad, self._first[i]
         if kept is not None and kept.is_sparse:
             kept = None
@@ -151,28 +197,31 @@ class BackwardPasses:
             head = head.clone()
             before = 0.0 if kept is None else self._square(kept)
         # A closure that clears gradients between its passes may run twice on the same weights.
-        elif first is not None and kept is not None:
+        elif isinstance(first, torch.Tensor) and kept is not None:
             holds = (kept != 0).any()
             same = (head == first).all() & (first != 0).any() & holds
             repeated = same.to(torch.float64)
             before = self._before[i]
             before = before * holds if isinstance(before, torch.Tensor) or before else 0.0
-        self._pending[i] = _Pass(head, self._square(gradient), before, repeated)
+        return _Pass(head, self._square(gradient), before, repeated)
 
-    @torch.no_grad()
     def _count_pass(self, i: int) -> None:
         seen, self._pending[i] = self._pending[i], None
         if seen is None:
             return
         self._counts[i] += 1
         self._before[i] = seen.before
-        if isinstance(seen.square, float):
-            self._on_host += seen.square
-        else:
-            self._numbers[1] += seen.square
         if self._counts[i] == 1:
             self._first[i] = seen.head
-        if seen.repeated is not None:
+        if isinstance(seen.square, float):
+            self._on_host[1] += seen.square
+        else:
+            self._in_tensors = True
+            self._numbers[1] += seen.square
+        if isinstance(seen.repeated, float):
+            self._on_host[2] = max(self._on_host[2], seen.repeated)
+        elif seen.repeated is not None:
+            self._in_tensors = True
             self._numbers[2] = torch.maximum(self._numbers[2], seen.repeated)
 
     def _square(self, tensor: torch.Tensor) -> torch.Tensor | float:

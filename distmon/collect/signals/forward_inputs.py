@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -36,6 +38,8 @@ class ForwardInputs:
         self._armed = False
         self.fault: Exception | None = None
         """What went wrong in the hook; it then does nothing."""
+        self.seconds = 0.0
+        """Time that the hook took so far."""
         self.count = 0
         """Training forwards of this step."""
         self.in_eval: list[nn.Module] = []
@@ -81,7 +85,7 @@ class ForwardInputs:
         if not self._armed:
             return
         try:
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            if not torch.is_grad_enabled():
                 return
             self.count += 1
             if self.count > 1:
@@ -127,11 +131,14 @@ def _weighted(tensor: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | flo
     if tensor.dtype not in _ALSO_IN_NUMPY:
         tensor = tensor.reshape(-1)[::stride][:HASHED].to(torch.float64)
         stride = 1
-    on_host = tensor.numpy().reshape(-1)[::stride][:HASHED].astype(np.float64)
-    if not np.isfinite(on_host.sum()):
-        on_host = np.nan_to_num(on_host, nan=0.0, posinf=1.0, neginf=-1.0)
-        on_host = np.clip(on_host, -_LARGEST, _LARGEST)
-    return float((on_host * weights.numpy()[: len(on_host)]).sum())
+    # After a training step all code is cold: each function of numpy takes longer than its work.
+    on_host = tensor.numpy().reshape(-1)[: HASHED * stride : stride].astype(np.float64)
+    known = weights.numpy()[: len(on_host)]
+    total = float(on_host.dot(known))
+    if math.isfinite(total):
+        return total
+    on_host = np.nan_to_num(on_host, nan=0.0, posinf=1.0, neginf=-1.0)
+    return float(np.clip(on_host, -_LARGEST, _LARGEST).dot(known))
 
 
 class ForwardHook(OwnHook):
@@ -143,11 +150,15 @@ class ForwardHook(OwnHook):
     def __call__(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
+        if is_compiling():
+            return
+        inputs, begin = self._inputs, perf_counter()
         try:
             # A hook that is removed within the call of the module is still called, without kwargs.
-            self._inputs.forward_begins(args, kwargs or {})
+            inputs.forward_begins(args, kwargs or {})
         except Exception as error:  # never into the forward pass of the user
-            self._inputs.fault = error
+            inputs.fault = error
+        inputs.seconds += perf_counter() - begin
 
 
 def _flat(inputs: Iterable[Any]) -> Iterable[Any]:

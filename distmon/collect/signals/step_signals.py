@@ -88,6 +88,11 @@ class StepSignals:
         return self._armed_step > 0
 
     @property
+    def hook_seconds(self) -> float:
+        """Time that the hooks took in forward and backward passes so far."""
+        return self._forward.seconds + self._backward.seconds
+
+    @property
     def forward_hook(self) -> Callable[..., None]:
         """The hook to run before the forward of each model, with keyword arguments."""
         return ForwardHook(self._forward)
@@ -175,9 +180,11 @@ class StepSignals:
     def _numbers(self, jump: torch.Tensor | list[float] | None) -> list[float] | None:
         """Return the first fields, as far as they are on the host."""
         passes, batch = self._backward.numbers(), self._forward.hash()
-        if isinstance(batch, float):
+        if isinstance(passes, list) and isinstance(batch, float):
             found = [math.nan] * 3 if jump is None else [float(number) for number in jump]
-            return [*passes.tolist(), batch, *found]
+            return [*passes, batch, *found]
+        assert isinstance(passes, torch.Tensor)  # both are on the same device
+        assert isinstance(batch, torch.Tensor)
         device = passes.device
         unknown = torch.full((3,), math.nan, dtype=torch.float64, device=device)
         where = unknown if jump is None else torch.as_tensor(jump, device=device)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from distmon.collect.gradient_gain.in_graph import something_was_compiled
-from distmon.collect.own_hooks import OwnerMark, Removable, SwitchedHooks
+from distmon.collect.own_hooks import KeptHook, OwnerMark, Removable, SwitchedHooks
 from distmon.collect.telemetry.loader_hooks import LoaderHook
 from distmon.collect.telemetry.phase_hooks import install_phase_marks, last_gradient_of
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
@@ -28,15 +28,16 @@ def install_telemetry_hooks(
     del models
     yield from (last for _, last in lasts if last is not None)
 
-    def marks() -> Iterator[Removable]:
+    def marks() -> Iterator[KeptHook]:
         for reference, last in lasts:
             if (model := reference()) is not None:
                 yield from install_phase_marks(model, clock, last)
 
-    def forwards() -> Iterator[Removable]:
+    def forwards() -> Iterator[KeptHook]:
         for reference, _ in lasts:
             if (model := reference()) is not None and signals is not None:
-                yield model.register_forward_pre_hook(signals.forward_hook, with_kwargs=True)
+                hook = signals.forward_hook
+                yield KeptHook(model.register_forward_pre_hook(hook, with_kwargs=True))
 
     phases = SwitchedHooks(marks, _are_removable)
     yield phases

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from time import perf_counter
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
-from distmon.collect.own_hooks import OWNER, Calls, OwnHook, Removable
+from distmon.collect.own_hooks import OWNER, Calls, KeptHook, OwnHook, Removable
 from distmon.collect.telemetry.phases import EVALUATION, PhaseClock
 from distmon.layout import parameters_reduced_during_backward
 
@@ -36,12 +38,13 @@ def last_gradient_of(model: nn.Module, clock: PhaseClock) -> LastGradient | None
 
 def install_phase_marks(
     model: nn.Module, clock: PhaseClock, last: LastGradient | None
-) -> Iterator[Removable]:
+) -> Iterator[KeptHook]:
     """Install the hooks on the calls of the model only, and yield each."""
     mark = model.__dict__.get(OWNER)
     calls = Calls() if mark is None else mark.calls
-    yield model.register_forward_pre_hook(PhaseMark(clock, "forward", calls, last), prepend=True)
-    yield model.register_forward_hook(PhaseMark(clock, "backward", calls))
+    begin = PhaseMark(clock, "forward", calls, last)
+    yield KeptHook(model.register_forward_pre_hook(begin, prepend=True), first=True)
+    yield KeptHook(model.register_forward_hook(PhaseMark(clock, "backward", calls)))
 
 
 class PhaseMark(OwnHook):
@@ -57,16 +60,18 @@ class PhaseMark(OwnHook):
 
     def __call__(self, model: nn.Module, *_: object) -> None:
         """Begin the phase, or an evaluation."""
+        if is_compiling():
+            return
+        clock, begin = self._clock, perf_counter()
         try:
-            if torch.compiler.is_compiling():
-                return
             self._calls.any = True
             trains = model.training and torch.is_grad_enabled()
-            self._clock.enter(self._phase if trains else EVALUATION)
+            clock.enter(self._phase if trains else EVALUATION)
             if self._last is not None:
                 self._last.keep_last_hook()
         except Exception as error:  # never into the forward pass of the user
-            self._clock.fault = error
+            clock.fault = error
+        clock.hook_seconds += perf_counter() - begin
 
 
 class LastGradient:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from distmon.device import DeviceMark, is_accelerator, is_capturing
@@ -67,6 +66,8 @@ class PhaseClock:
         self._named = False
         self._broken = False
         self._stopped = False
+        self.hook_seconds = 0.0
+        """Time that the hooks on the model took so far."""
         self.lane: IdleLane | None = None
         """Notes the marks instead, while it counts the steps."""
         self.switch_hooks: Callable[[bool], None] = lambda _: None
@@ -167,12 +168,15 @@ class PhaseClock:
                 found.append(seconds)
         if not found:
             return {}
-        count, times = len(found), np.sort(np.array(found), axis=0)
-        middle = ((times[(count - 1) // 2] + times[count // 2]) / 2).tolist()
-        floor = times[count // 4].tolist()
-        telemetry = {f"{phase}_seconds": middle[i] for i, phase in enumerate(PHASES)}
-        telemetry |= {f"{phase}_floor_seconds": floor[PHASES.index(phase)] for phase in OWN_PHASES}
-        if not times[0, PHASES.index("communication")]:
+        # Not by numpy: after a training step all code is cold, and these are a few dozen numbers.
+        count = len(found)
+        times = dict(zip(PHASES, map(sorted, zip(*found, strict=True)), strict=True))
+        telemetry = {
+            f"{phase}_seconds": (each[(count - 1) // 2] + each[count // 2]) / 2
+            for phase, each in times.items()
+        }
+        telemetry |= {f"{phase}_floor_seconds": times[phase][count // 4] for phase in OWN_PHASES}
+        if not times["communication"][0]:
             telemetry["backward_floor_seconds"] = math.nan
         return telemetry
 

@@ -64,6 +64,12 @@ class RankTelemetry:
         """Whether nothing is measured in the coming step but its time."""
         return not self.utilization.wanted and (self.signals is None or not self.signals.armed)
 
+    @property
+    def hook_seconds(self) -> float:
+        """Time that the hooks on models and parameters took so far."""
+        signals = 0.0 if self.signals is None else self.signals.hook_seconds
+        return self.phases.hook_seconds + signals
+
     def optimizer_begins(self) -> None:
         """Begin the phase `optimizer`; called before an optimizer steps."""
         self.phases.enter("optimizer")

@@ -367,7 +367,7 @@ def test_a_hook_neither_waits_nor_copies() -> None:
             return result
 
     switch = Switch()
-    switch.armed = True
+    switch.arm(True)
     hooks = BlockHooks(torch.device("cpu"), switch)
     gradient = torch.randn(1000)
     with Watcher():

@@ -1,0 +1,70 @@
+"""An observation on its way to the writer process: its buffers as they are, and a few numbers.
+
+The training thread copies two arrays to shared memory; slots, losses and rows are read there.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any, Final
+
+import numpy as np
+
+from distmon.record.builder import Observation
+from distmon.reduce.findings import Desync, NonFinite
+from distmon.reduce.reduced_view import BufferSizes, ReducedView
+
+KIND: Final = "observation"
+"""The first part of such a message."""
+
+
+def to_message(observation: Observation, view: ReducedView, mfu_source: str) -> tuple[Any, ...]:
+    """Return what is sent; its arrays are those of `view`, which may not change until it is."""
+    return (
+        KIND,
+        mfu_source,
+        (observation.step, observation.interval, observation.number),
+        observation.losses,
+        (observation.nonfinite, observation.desync, observation.tasks),
+        astuple(view.sizes),
+        pickle.PickleBuffer(view.added),
+        pickle.PickleBuffer(view.highest),
+    )
+
+
+def from_message(
+    numbers: tuple[int, int, int],
+    losses: Mapping[int, float],
+    found: tuple[NonFinite | None, Desync | None, Mapping[str, float] | None],
+    sizes: tuple[Any, ...],
+    added: Any,
+    highest: Any,
+) -> Observation:
+    """Return the observation that `to_message` was given."""
+    view = ReducedView(
+        BufferSizes(*sizes),
+        np.frombuffer(added, dtype=np.float64),
+        np.frombuffer(highest, dtype=np.float32),
+    )
+    step, interval, number = numbers
+    nonfinite, desync, tasks = found
+    fields, _ = view.read_slots()
+    return Observation(
+        step=step,
+        fields=fields,
+        losses=losses,
+        blocks=view.blocks,
+        inside=view.inside,
+        inside_maxima=view.inside_maxima,
+        applied=view.applied,
+        sampled_nonfinite=view.sample_has_nonfinite,
+        nbytes=view.sizes.nbytes,
+        interval=interval,
+        read=view.read,
+        number=number,
+        nonfinite=nonfinite,
+        desync=desync,
+        tasks=tasks,
+    )
