@@ -41,7 +41,6 @@ class Ownership:
         self._held: dict[int, list[int]] = {}
         self._known: set[int] = set()
         self.refresh()
-        self._known |= {id(p) for p in self._strangers()}
         self._table = np.zeros((len(shards), len(OWNERSHIP_COLUMNS)))
         self.first_lr: Number = math.nan
         """Learning rate of the first param group when `columns` was last called."""
@@ -61,6 +60,7 @@ class Ownership:
                     "attach(model, hooks=False) without it, and call before_step() before its step "
                     "and after_step() when the weights are copied back"
                 )
+        self._known |= {id(p) for p in self._strangers()}
 
     def refresh(self) -> None:
         """Take in that shards have been replaced."""
