@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distmon.coordcheck.measuring import Sizes
-from distmon.coordcheck.verdicts import Verdict
+from distmon.coordcheck.verdicts import LIMIT, Verdict
 from distmon.errors import ConfigError
 
 _COLORS = {"ok": "#0072B2", "grows": "#D55E00", "shrinks": "#CC79A7", "unclear": "#999999"}
@@ -51,11 +51,24 @@ def draw(found: Sequence[Sizes], verdicts: Sequence[Verdict], title: str, path: 
 
 def _draw_slopes(axis: Any, verdicts: Sequence[Verdict]) -> None:
     rows = range(len(verdicts))
-    axis.barh(rows, [v.moved.value for v in verdicts], color=[_COLORS[v.verdict] for v in verdicts])
+    axis.axvspan(-LIMIT, LIMIT, color="0.92", zorder=0)
+    for verdict, color in _COLORS.items():
+        these = [i for i in rows if verdicts[i].verdict == verdict]
+        if these:
+            slopes = [verdicts[i].moved for i in these]
+            axis.barh(
+                these,
+                [each.value for each in slopes],
+                xerr=[each.margin for each in slopes],
+                color=color,
+                label=verdict,
+                error_kw={"lw": 0.8},
+            )
     axis.set_yticks(rows, [v.module[-24:] for v in verdicts], fontsize=6)
     axis.invert_yaxis()
     axis.axvline(0, color="black", lw=0.8)
-    axis.set(xlabel="slope (0: independent of width)", title="slopes")
+    axis.legend(fontsize=7)
+    axis.set(xlabel="slope (0: independent of width; gray: passes)", title="slopes, 95% confidence")
 
 
 def _pyplot() -> Any:
