@@ -66,6 +66,11 @@ class LossRing:
         self._newest = steps[-1]
         self._added += len(steps)
 
+    @property
+    def newest_step(self) -> int:
+        """The step that was added last; -1 before the first."""
+        return self._newest
+
     def complete(self, step: int) -> None:
         """Append the absence of a loss unless `step` was added: ranks add losses by position."""
         if self._newest != step:

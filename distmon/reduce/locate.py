@@ -39,12 +39,14 @@ def locate_nonfinite(
     evidence_step: int,
     first_step: int,
     signal: int,
+    counted_at: int = 0,
 ) -> SearchSteps[NonFinite]:
     """Find the parameters and ranks that held NaN or Inf at `first_step`.
 
     `evidence` is this rank's int64 [parameters, 4] from `nonfinite_counts`, counted at
     `evidence_step`. Only evidence from `first_step`, the earliest of all ranks, is used: later, a
-    NaN is in more parameters.
+    NaN is in more parameters. `counted_at`: the step in which this rank has counted, where that was
+    after the step that the evidence is taken for.
     """
     mine = evidence.cpu()
     if evidence_step != first_step:
@@ -53,7 +55,7 @@ def locate_nonfinite(
     yield total, dist.ReduceOp.SUM
     affected = torch.nonzero(total.sum(1)).flatten()
     listed = affected[:MOST_PLACES]
-    by_rank = ranks.table(mine[listed])
+    by_rank = ranks.table(torch.cat([mine[listed], mine.new_tensor([[counted_at, 0, 0, 0]])]))
     yield by_rank, dist.ReduceOp.SUM
     places = tuple(
         NonFinitePlace(names[param], rank, *by_rank[rank, i].tolist())
@@ -61,7 +63,9 @@ def locate_nonfinite(
         for rank in range(ranks.size)
         if by_rank[rank, i].any()
     )
-    return NonFinite(first_step, SIGNALS[signal], places, len(affected))
+    counted = int(by_rank[:, -1, 0].max())
+    counted = counted if counted > first_step else 0
+    return NonFinite(first_step, SIGNALS[signal], places, len(affected), counted)
 
 
 @dataclass(frozen=True)

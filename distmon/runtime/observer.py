@@ -203,7 +203,9 @@ class Observer:
 
     def _make_searches(self) -> Searches:
         check = self.config.replica_check
-        return Searches(self.ranks, self.plan, self.count_nonfinite, check)
+        return Searches(
+            self.ranks, self.plan, self.count_nonfinite, check, lambda: self.losses.newest_step
+        )
 
     def count_nonfinite(self) -> torch.Tensor:
         """Count NaN and Inf in all weights and gradients here; waits for the device once."""

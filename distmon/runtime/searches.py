@@ -85,11 +85,14 @@ class Searches:
         plan: SamplePlan,
         count: Callable[[], torch.Tensor],
         replica_check: bool,
+        now: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`count` counts NaN and Inf on this rank; `now` returns the step that it has completed."""
         self._ranks = ranks
         self._plan = plan
         self._count_nonfinite = count
         self._replica_check = replica_check
+        self._now = now
 
     def begin(self, fields: Fields, sampled_nonfinite: bool, local: LocalEvidence) -> Search:
         """Search for what the reduced numbers show: `fields` of the slots, and the rows."""
@@ -117,12 +120,13 @@ class Searches:
             first_rank = int(np.flatnonzero(signaled == first_step)[0])
             signal = int(fields["signal_kind"][first_rank])
             counts = evidence.counts if evidence else self._no_counts()
-            counted_at = evidence.step if evidence else 0
+            of_step, counted_at = evidence.step if evidence else 0, 0
         else:
             first_step, signal = local.step, SIGNALS.index("sample")
-            counts, counted_at = self._count(), local.step
+            # On a device a sampled NaN is known when the observation has arrived: some steps later.
+            counts, of_step, counted_at = self._count(), local.step, self._now()
         located = yield from locate_nonfinite(
-            self._ranks, self._plan.names, counts, counted_at, first_step, signal
+            self._ranks, self._plan.names, counts, of_step, first_step, signal, counted_at
         )
         counted = int(fields["signal_counted_at"][signaled == first_step].max(initial=0))
         return replace(located, counted_at=counted) if counted > first_step else located

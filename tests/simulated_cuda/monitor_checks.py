@@ -255,6 +255,31 @@ def check_a_nan_is_located() -> None:
         assert names[0] == "0.norm.weight" or "1.inner.weight" in names, found
 
 
+def check_a_sampled_nan_says_when_it_was_counted() -> None:
+    """Nothing is reported: a NaN in a sample is known when the observation has arrived."""
+
+    def counted_at(where: str) -> list[int]:
+        model, options = made_model(where), settings()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def spoil(step: int, model: nn.Module) -> None:
+            if step == 3:
+                with torch.no_grad():
+                    model[0].inner.weight.fill_(torch.nan)
+
+        with distmon.attach(model, optimizer, **options) as monitor:
+            steps, after = range(1, 9), torch.accelerator.synchronize
+            train(model, [optimizer], monitor, steps, spoil, lambda _: {}, after)
+        found = [r["nonfinite"] for r in distmon.read_run(options["run_dir"]).records]
+        assert found[0]["step"] == 3, found
+        assert found[0]["signal"] == "sample", found
+        return [each["counted_at"] for each in found if each]
+
+    equal(counted_at("cpu"), [0])
+    later = counted_at("cuda")
+    assert later[0] > 3, later
+
+
 def check_evidence_says_when_it_was_counted() -> None:
     weight = nn.Parameter(torch.ones(4, device="cuda"))
     watch = FiniteWatch(lambda: nonfinite_counts([plain_shard("w", weight)]))

@@ -158,6 +158,13 @@ MUTATIONS = (
         "self.evidence = Evidence(step, step,",
     ),
     Mutation(
+        "a sampled NaN is labelled with the observed step",
+        "check_a_sampled_nan_says_when_it_was_counted",
+        "distmon/runtime/searches.py",
+        "counts, of_step, counted_at = self._count(), local.step, self._now()",
+        "counts, of_step, counted_at = self._count(), local.step, 0",
+    ),
+    Mutation(
         "rows of blocks on two devices",
         "check_blocks_without_gradient_beside_blocks_on_another_device",
         "distmon/collect/gradient_gain/backward_norms.py",
