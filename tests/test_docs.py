@@ -31,3 +31,12 @@ def test_every_key_and_every_rule_is_documented() -> None:
         assert all(f"`{threshold}`" in line for threshold in rule.thresholds)
         assert f"| {rule.severity} |" in line
         assert line.endswith(f"| {rule.patience} |")
+
+
+def test_tests_that_the_docs_name_exist() -> None:
+    for page in ("security.md", "reliability.md"):
+        file = ""
+        text = (ROOT / "docs" / page).read_text()
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)?::(\w+)`", text):
+            file = path or file
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{page}: {file}::{name}"

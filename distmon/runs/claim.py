@@ -105,9 +105,15 @@ class Claim:
 
     def _beat(self) -> None:
         while not self._ended.wait(PERIOD_S):
-            # A folder that is gone for a while is claimed again by nobody but its owner.
             with suppress(OSError):
-                os.utime(self._path, follow_symlinks=False)
+                self._renew()
+
+    def _renew(self) -> None:
+        try:
+            os.utime(self._path, follow_symlinks=False)
+        except FileNotFoundError:
+            # The folder was replaced, and is written again: nobody else may claim it.
+            _create(self._path, self._owner)
 
 
 def claim(folder: Path, owner: Owner | None = None) -> Claim | Owner:

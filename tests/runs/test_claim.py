@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from distmon.errors import RunFolderError
+from distmon.runs import claim as claim_module
 from distmon.runs import open_run as open_run_module
 from distmon.runs.claim import CLAIM_FILE, Claim, Owner, claim
 from distmon.runs.entries import FORMAT
@@ -171,3 +172,21 @@ def test_a_folder_that_does_not_answer_is_replaced_and_given_up_when_it_does(
     assert (tmp_path / "run" / "run.json").exists()
     assert not (tmp_path / "run" / ".claim").exists()
     folder.release()
+
+
+def test_a_folder_that_was_replaced_is_claimed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_module, "PERIOD_S", 0.02)
+    folder = open_run(tmp_path / "run", False, DESCRIBED)
+    folder.path.rename(tmp_path / "elsewhere")
+    folder.path.mkdir()
+    deadline = time.monotonic() + 60
+    while not (folder.path / ".claim").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    other = open_run(tmp_path / "run", False, DESCRIBED)
+    assert other.path == tmp_path / "run-2"
+    other.release()
+    folder.release()
+    assert not (folder.path / ".claim").exists()
