@@ -1,7 +1,9 @@
 """Compile every shipped kernel configuration without a GPU and report its resource usage.
 
-`python -m csrc_triton.compile_report` prints one JSON line per kernel, configuration and target.
-It must run without TRITON_INTERPRET: an interpreted function cannot be compiled.
+`python -m csrc_triton.compile_report [TARGETS [KERNELS]]` prints one JSON line per kernel,
+configuration and target. KERNELS are those whose instructions are counted on NVIDIA, all without
+it: disassembling a small kernel takes longer than compiling it. It must run without
+TRITON_INTERPRET: an interpreted function cannot be compiled.
 """
 
 from __future__ import annotations
@@ -44,13 +46,14 @@ class Resources:
     shared_bytes: int
     spills: int
     instructions: int
+    """0, as all that follow, where they were not counted."""
     classes: dict[str, int] = field(default_factory=dict)
     loads: dict[str, int] = field(default_factory=dict)
     """Number of global loads by bits per thread."""
     stores: dict[str, int] = field(default_factory=dict)
 
 
-def compile_one(configuration: Configuration, target: str) -> Resources:
+def compile_one(configuration: Configuration, target: str, disassemble: bool = True) -> Resources:
     """Compile for `target` and read the resources from the binary."""
     function = configuration.function
     names = function.arg_names
@@ -65,7 +68,10 @@ def compile_one(configuration: Configuration, target: str) -> Resources:
     if configuration.register_limit and not amd:
         options["maxnreg"] = configuration.register_limit
     compiled = triton.compile(source, target=TARGETS[target], options=options)
-    numbers = _read_amd(compiled.asm["amdgcn"]) if amd else _read_nvidia(compiled.asm["cubin"])
+    if amd:
+        numbers = _read_amd(compiled.asm["amdgcn"])
+    else:
+        numbers = _read_nvidia(compiled.asm["cubin"], disassemble)
     return Resources(
         kernel=configuration.kernel,
         configuration=configuration.name,
@@ -76,12 +82,12 @@ def compile_one(configuration: Configuration, target: str) -> Resources:
     )
 
 
-def _read_nvidia(cubin: bytes) -> dict[str, Any]:
+def _read_nvidia(cubin: bytes, disassemble: bool) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
-        sass = _run("cuobjdump", "-sass", file.name)
+        sass = _run("cuobjdump", "-sass", file.name) if disassemble else ""
     numbers = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     codes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", sass, re.M)
     codes = [c for c in codes if not c.startswith("NOP")]
@@ -174,15 +180,22 @@ def _run(tool: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def compile_all(targets: Sequence[str] = tuple(TARGETS), match: str = "") -> Iterator[Resources]:
-    """Compile every configuration whose kernel or name contains `match`, for every target."""
+def compile_all(
+    targets: Sequence[str] = tuple(TARGETS), match: str = "", counted: Sequence[str] | None = None
+) -> Iterator[Resources]:
+    """Compile every configuration whose kernel or name contains `match`, for every target.
+
+    `counted`: kernels whose instructions are counted on NVIDIA; None for all.
+    """
     for configuration in shipped_configurations():
         if match in f"{configuration.kernel} {configuration.name}":
+            disassemble = counted is None or configuration.kernel in counted
             for target in targets:
-                yield compile_one(configuration, target)
+                yield compile_one(configuration, target, disassemble)
 
 
 if __name__ == "__main__":
     targets = sys.argv[1].split(",") if len(sys.argv) > 1 else tuple(TARGETS)
-    for resources in compile_all(targets, sys.argv[2] if len(sys.argv) > 2 else ""):
+    kernels = sys.argv[2].split(",") if len(sys.argv) > 2 else None
+    for resources in compile_all(targets, counted=kernels):
         print(json.dumps(asdict(resources)), flush=True)

@@ -17,6 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # start. Tests of ranks, of the launcher and of the trainer run with the default; so do those of the
 # writer itself.
 os.environ.setdefault("DISTMON_WRITER", "thread")
+# Hundreds of child processes import the package; without bytecode each of them compiles it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 TESTS = Path(__file__).parent
 LONGEST = (

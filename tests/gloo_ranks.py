@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pickle
 import tempfile
@@ -17,6 +16,7 @@ import strict_group
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from forked_python import fork_server
 
 from distmon.record.builder import DIFFERENT
 
@@ -37,8 +37,7 @@ def run_ranks(
     """
     if strict is None:
         strict = os.environ.get("STRICT_RANKS") == "1"
-    # The server imports torch once, for all ranks of all tests.
-    multiprocessing.set_forkserver_preload(["torch", "distmon", "distmon.verify"])
+    fork_server()
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(
             _enter,

@@ -57,7 +57,7 @@ def _run(copy: Path, *arguments: str) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

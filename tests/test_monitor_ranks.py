@@ -225,11 +225,10 @@ def _troubles(rank: int, _: int, folder: str) -> dict[str, Any]:
         if rank == 2:
             state = monitor.state_dict()
             monitor.load_state_dict({**state, "schedule": {"step": 7}})
-        for _ in range(200):  # no rank waits for the others to learn it
-            optimizer.step()
+        deadline = time.monotonic() + 50
+        while not monitor.closed and time.monotonic() < deadline:
+            optimizer.step()  # no rank waits for the others to learn it
             monitor.step(loss=1.0)
-            if monitor.closed:
-                break
             time.sleep(0.05)
         found["closed"] = monitor.closed
     # With `strict`, a run folder that only rank 0 can find unwritable stops all ranks.

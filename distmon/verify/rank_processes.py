@@ -76,7 +76,9 @@ class RankProcesses:
         for rank in range(ranks):
             mine, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, ranks, job, self._folder.name, theirs), daemon=True
+                target=_serve,
+                args=(rank, ranks, job, self._folder.name, theirs, GROUP_TIMEOUT_S),
+                daemon=True,
             )
             process.start()
             theirs.close()  # so that the pipe ends when the process does
@@ -137,7 +139,9 @@ def first_failure(outcomes: Sequence[Outcome]) -> str:
     return f"rank {rank}: {failure.message}"
 
 
-def _serve(rank: int, ranks: int, job: Job, folder: str, pipe: Connection) -> None:
+def _serve(
+    rank: int, ranks: int, job: Job, folder: str, pipe: Connection, timeout_s: float
+) -> None:
     """Run one rank: train one parallelism after the other, until the pipe is closed."""
     # Output of libraries would break the progress bar; its end is printed when the process dies.
     log = os.open(f"{folder}/rank{rank}.log", os.O_WRONLY | os.O_CREAT)
@@ -149,7 +153,7 @@ def _serve(rank: int, ranks: int, job: Job, folder: str, pipe: Connection) -> No
         store=dist.FileStore(f"{folder}/store", ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+        timeout=timedelta(seconds=timeout_s),
     )
     while True:
         try:

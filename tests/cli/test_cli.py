@@ -55,7 +55,7 @@ def test_a_process_of_its_own_ends_with_the_exit_code() -> None:
         [sys.executable, "-m", "distmon.cli.main", "rules", "--confg", "x"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 2

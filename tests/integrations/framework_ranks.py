@@ -1,4 +1,4 @@
-"""Trainings by frameworks on two ranks, each with its line for distmon. Started by torchrun.
+"""Trainings by frameworks on two ranks, each with its line for distmon.
 
 Prints, as JSON, the loss of each step averaged over the ranks, and whether FSDP2 was used.
 """

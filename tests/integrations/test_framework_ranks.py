@@ -12,7 +12,7 @@ import pytest
 import distmon
 
 sys.path.insert(0, str(Path(__file__).parent / "launcher"))
-from started_scripts import ranks, run
+from started_scripts import plain
 
 TRAININGS = (
     "accelerate_ddp",
@@ -25,10 +25,8 @@ TRAININGS = (
 
 def test_two_ranks_in_each_framework(tmp_path: Path) -> None:
     script = Path(__file__).with_name("framework_ranks.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *ranks(2)]
-    done = run([*torchrun, str(script), str(tmp_path), *TRAININGS], tmp_path)
-    assert done.code == 0, done.err
-    (text,) = re.findall(r"^found (.*)$", done.out, re.M)
+    output = plain(script, tmp_path / "output", str(tmp_path), *TRAININGS, count=2)
+    (text,) = re.findall(r"^found (.*)$", output, re.M)
     trained = json.loads(text)
     for name in TRAININGS:
         assert isinstance(trained[name], dict), trained[name]

@@ -20,7 +20,8 @@ def _alerts(folder: Path) -> list[dict[str, object]]:
 def test_a_clean_run_is_recorded_and_quiet(tmp_path: Path) -> None:
     sinks = "--monitor.sinks=console,jsonl,arrow,tensorboard,wandb"
     mode = "--monitor.wandb.mode=offline"
-    result = train(tmp_path, "--monitoring", "--steps=30", INTERVAL, sinks, mode, ranks=2)
+    arguments = ["--monitoring", "--steps=30", INTERVAL, sinks, mode]
+    result = train(tmp_path, *arguments, ranks=2, launched=True)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if "update_ratio:" in line]
     assert [line.split()[0] for line in lines] == [f"step:{s}/30" for s in range(5, 31, 5)]

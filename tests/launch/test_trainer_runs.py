@@ -1,4 +1,8 @@
-"""The script itself, in processes of its own: one, resumed, two, and without distmon."""
+"""The script itself, in processes of its own: one, resumed, two, and without distmon.
+
+Real starts by `python` and by torchrun are those of Ctrl-C, of bad input, without distmon, and of
+the threads that a run leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +85,7 @@ def test_ctrl_c_ends_all_ranks_after_the_same_step(ranks: int, tmp_path: Path) -
         assert process.stdout is not None
         assert process.stdout.readline().startswith("step:1/")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
     found = re.findall(r"^interrupted after (\d+)/1000000 steps", out, flags=re.MULTILINE)
@@ -94,7 +98,7 @@ def test_ctrl_c_ends_all_ranks_after_the_same_step(ranks: int, tmp_path: Path) -
 
 
 def test_bad_input_under_torchrun_is_said_once(tmp_path: Path) -> None:
-    result = train(tmp_path, "--batch-size", "7", ranks=2)
+    result = train(tmp_path, "--batch-size", "7", ranks=2, launched=True)
     assert result.returncode != 0
     assert result.stderr.count("--batch-size 7 must be divisible by 2") == 1
     # torchrun adds its own summary, with the code that each rank ended with.

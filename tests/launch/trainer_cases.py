@@ -1,6 +1,6 @@
 """Runs the trainer many times in one set of ranks, because starting ranks takes longer than runs.
 
-As a script, under torchrun: `trainer_cases.py CASES RESULTS`, two JSON files.
+As a script, on ranks: `trainer_cases.py CASES RESULTS`, two JSON files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_process import ROOT, TINY, losses, python, torchrun
+from trainer_process import ROOT, TINY, forked, losses
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Case:
 def run_cases(folder: Path, ranks: int, cases: dict[str, list[str]]) -> dict[str, Case]:
     """Run the trainer with each list of arguments, one after the other, on the same ranks.
 
-    Arguments win over the tiny defaults; `ranks=0` is without torchrun.
+    Arguments win over the tiny defaults; `ranks=0` is without a process group.
     """
     asked, answered = folder / f"cases-{ranks}.json", folder / f"results-{ranks}.json"
     asked.write_text(json.dumps({name: [*TINY, *each] for name, each in cases.items()}))
     # A writer process for each case would take longer than the case.
-    command = [*torchrun(ranks), __file__, str(asked), str(answered)]
-    result = python(command, folder, DISTMON_WRITER="thread")
+    script = [__file__, str(asked), str(answered)]
+    result = forked(*script, folder=folder, ranks=ranks, DISTMON_WRITER="thread")
     assert result.returncode == 0, result.stderr
     return {name: Case(**each) for name, each in json.loads(answered.read_text()).items()}
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_python import run_script
 
 TRAINER = Path(__file__).resolve().parents[2] / "launch" / "train.py"
 TINY = (
@@ -32,14 +31,6 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--monitoring", "--monitor.interval=2", "--monitor.sinks=jsonl,arrow,tensorboard"),
         *("--inject=spike", "--inject-at=21", "--monitor.run-dir=run"),
     )
-    result = subprocess.run(
-        [sys.executable, str(TRAINER), *TINY, *monitor, *LOUD],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    result = run_script([str(TRAINER), *TINY, *monitor, *LOUD], folder, os.environ)
     assert result.returncode == 0, result.stderr
     return folder / "run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+LONG_S = 120.0
+"""What is waited for comes much sooner, but not on a busy machine."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
@@ -29,6 +32,7 @@ def chromium() -> Iterator[Any]:
 def opened(browser: Any, address: str | Path, **options: Any) -> Iterator[Any]:
     """The page at an address, with its first plot drawn. Nothing may be wrong on its console."""
     page = browser.new_page(viewport={"width": 1300, "height": 900}, **options)
+    page.set_default_timeout(1000 * LONG_S)
     wrong: list[str] = []
     loaded: list[str] = []
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
@@ -53,13 +57,28 @@ def chart_of(page: Any, title: str) -> Any:
     return page.locator("figure", has=page.locator("figcaption", has_text=title)).first
 
 
-def colors_in(page: Any, title: str) -> int:
-    """How many colors the plot's pixels have: one or two where nothing is drawn."""
+def colors_in(page: Any, title: str, at_least: int) -> int:
+    """How many colors the plot's pixels have: one or two where nothing is drawn.
+
+    A plot is drawn some time after it comes into the window: it is looked at until there are enough
+    colors, or for a long time.
+    """
     import io
 
     from PIL import Image
 
     chart = chart_of(page, title).locator(".plot")
     chart.scroll_into_view_if_needed()
-    image = Image.open(io.BytesIO(chart.screenshot())).convert("RGB")
-    return len(image.getcolors(1 << 24) or ())
+    deadline = time.monotonic() + LONG_S
+    while True:
+        image = Image.open(io.BytesIO(chart.screenshot())).convert("RGB")
+        colors = len(image.getcolors(1 << 24) or ())
+        if colors >= at_least or time.monotonic() > deadline:
+            return colors
+        page.wait_for_timeout(100)
+
+
+def shows(element: Any, text: str) -> bool:
+    """Wait until an element has the text: some are written when the browser has time for it."""
+    element.filter(has_text=text).first.wait_for(state="attached")
+    return True

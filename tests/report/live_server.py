@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +36,17 @@ def served(root: Path, token: str | None = None) -> Iterator[str]:
 
 @contextmanager
 def events(address: str, query: str) -> Iterator[Iterator[dict[str, Any]]]:
-    """The events of a stream, as they come."""
-    with httpx.stream("GET", f"{address}/api/events?{query}", timeout=14) as answer:
+    """The events of a stream, as they come, for two minutes at most."""
+    deadline = time.monotonic() + 120
+
+    def found(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+        for line in lines:
+            assert time.monotonic() < deadline, "nothing but signs of life"
+            if line.startswith("data: "):
+                yield json.loads(line[6:])
+
+    with httpx.stream("GET", f"{address}/api/events?{query}", timeout=60) as answer:
         assert answer.status_code == 200
         lines = answer.iter_lines()
         assert next(lines).startswith("retry:")
-        yield (json.loads(line[6:]) for line in lines if line.startswith("data: "))
+        yield found(lines)

@@ -31,7 +31,7 @@ def _compare(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "distmon.cli.main", "compare", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from browser import chromium, opened
+from browser import LONG_S, chromium, opened
 from live_server import events, served
 from test_view import write_more
 
@@ -113,7 +113,7 @@ def test_twenty_clients_get_what_is_new_and_only_that(root: Path) -> None:
         sink.record(made_up_record(70, NAMES, 10, 2, 1))
         sink.close()
         for client in clients:
-            *changes, last = client.result(60)
+            *changes, last = client.result(120)
             steps = [s for each in changes for s in each["data"]["scalars"]["steps"]]
             assert steps == [60, 70, 80]
             assert changes[-1]["data"]["params"]["grids"]["update_ratio"]["rows"] == 6
@@ -138,6 +138,7 @@ def test_the_page_grows_without_a_reload(root: Path) -> None:
             assert page.evaluate("window.stays") == 1
             assert "70 / 1000" in page.locator(".cards").text_content()
         page = browser.new_page()
+        page.set_default_timeout(1000 * LONG_S)
         page.goto(address)
         page.wait_for_selector("tbody tr")
         assert HOSTILE in page.locator("tbody").text_content()

@@ -1,14 +1,9 @@
-"""One rank of a DDP training on a host of its own; writes how long its steps took.
-
-Arguments: rank, address of rank 0, network interface, folder, `monitored` or `bare`, timeout of the
-job's own collectives in seconds.
-"""
+"""One rank of a DDP training on a host of its own; writes how long its steps took."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +18,7 @@ STEPS = 60
 def main(
     rank: int, address: str, interface: str, folder: Path, monitored: bool, timeout_s: int
 ) -> None:
+    """`timeout_s` is that of the job's own collectives."""
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": "29511"}
     os.environ |= {"GLOO_SOCKET_IFNAME": interface}
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=timeout_s))
@@ -63,8 +59,3 @@ def main(
         "seconds": time.monotonic() - began,
     }
     (folder / f"result{rank}").write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    number, host, link, where, kind, seconds = sys.argv[1:]
-    main(int(number), host, link, Path(where), kind == "monitored", int(seconds))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cut_link_training
 import pytest
+from forked_python import fork_server
 
-TRAINING = Path(__file__).with_name("cut_link_training.py")
 ADDED_S = 5.0
 """Most that the monitor may add to a step, on a busy machine; it was 900 s when a failed collective
 asked the job's store which rank was missing."""
@@ -64,15 +67,27 @@ class _Hosts:
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
-    def start(self, rank: int, folder: Path, what: str, timeout_s: int) -> subprocess.Popen[str]:
-        script = [sys.executable, str(TRAINING), str(rank), "10.77.0.1", self.links[rank]]
-        script += [str(folder), what, str(timeout_s)]
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.names[rank], *script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(self, rank: int, folder: Path, what: str, timeout_s: int) -> Any:
+        arguments = (rank, "10.77.0.1", self.links[rank], folder, what == "monitored", timeout_s)
+        process = fork_server().Process(target=_enter, args=(self.names[rank], *arguments))
+        process.start()
+        return process
+
+
+def _enter(host: str, rank: int, *others: Any) -> None:
+    """Move this process, which has no threads yet, to a host, and train there."""
+    output = os.open(others[2] / f"output{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.pop("DISTMON_WRITER", None)
+    try:
+        with Path(f"/run/netns/{host}").open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"cannot enter {host}")
+        cut_link_training.main(rank, *others)
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
 
 
 @contextmanager
@@ -111,14 +126,16 @@ def _train(what: str, cut: _Cut, folder: Path) -> list[dict[str, Any]]:
         processes = [hosts.start(rank, folder, what, cut.job_timeout_s) for rank in range(2)]
         while not (folder / "step0").exists() or int((folder / "step0").read_text() or 0) < 11:
             time.sleep(0.02)
-            assert processes[0].poll() is None, processes[0].communicate()[0]
+            assert processes[0].exitcode is None, (folder / "output0").read_text()
         hosts.cut(True)
         time.sleep(cut.seconds)
         if not cut.for_good:
             hosts.cut(False)
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-        for rank, text in enumerate(outputs):
-            assert (folder / f"result{rank}").exists(), text
+        for rank, process in enumerate(processes):
+            process.join(300)
+            if process.exitcode is None:
+                process.kill()
+            assert (folder / f"result{rank}").exists(), (folder / f"output{rank}").read_text()
     return [json.loads((folder / f"result{rank}").read_text()) for rank in range(2)]
 
 

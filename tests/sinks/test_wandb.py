@@ -54,7 +54,7 @@ def stored(path: Path) -> Iterator[Any]:
 
 def finished(path: Path) -> Path:
     """Wait for the end of the file: wandb's service process writes it after `finish()` returned."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not any(message.HasField("exit") for message in stored(path)):
         assert time.monotonic() < deadline, f"{path} never ended"
         time.sleep(0.05)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from distmon.cli import main
+from distmon.verify import rank_processes
 from distmon.verify.parallelisms import PARALLELISMS
 
 HERE = Path(__file__).parent
@@ -55,7 +56,7 @@ def test_right_ones_exit_0_with_a_table() -> None:
     command = [sys.executable, "-m", "distmon.cli.main", "verify", "--ranks", "2", "--steps", "4"]
     command += ["--parallel", "ddp,zero-redundancy,hsdp"]
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=HERE
+        command, capture_output=True, text=True, timeout=900, check=False, cwd=HERE
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""
@@ -105,13 +106,14 @@ def test_a_failed_rank_is_reported_at_once_and_the_next_parallelism_runs(
         f"def factory(): return verify_models.fails_once({str(tmp_path / 'marker')!r})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(rank_processes, "GROUP_TIMEOUT_S", 900)
     begin = time.monotonic()
     result = verify("--model", "unlucky:factory", "--parallel", "ddp,ddp-bucket-view")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "ddp failed: rank 1: RuntimeError: out of luck" in result.stdout
     assert _row(result.stdout, "ddp") == ["ddp", "failed"]
     assert _row(result.stdout, "ddp-bucket-view")[-1] == "ok"
-    assert time.monotonic() - begin < 60  # the timeout of the process group
+    assert time.monotonic() - begin < 600  # without waiting for the timeout of the process group
 
 
 def test_a_dead_process_is_reported_with_its_last_output(verify: Command) -> None:

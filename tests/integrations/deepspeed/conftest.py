@@ -5,6 +5,9 @@ Starting DeepSpeed takes longer than training a small engine with it.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pickle
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,13 +24,22 @@ collect_ignore_glob = [] if _spec is not None and _spec.origin is not None else 
 
 @pytest.fixture(scope="session")
 def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pair")
+    """One folder for all workers of a parallel run: the files of this folder go to any of them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pair"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def parts(pair_folder: Path) -> Callable[[int, str], Any]:
     """What a rank found in one part."""
-    by_rank = run_ranks(everything, 2, str(pair_folder))
+    found = pair_folder / "found"
+    with (pair_folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            found.write_bytes(pickle.dumps(run_ranks(everything, 2, str(pair_folder))))
+    by_rank = pickle.loads(found.read_bytes())
 
     def part(rank: int, name: str) -> Any:
         found = by_rank[rank][name]

@@ -12,7 +12,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "launch"))
 from trainer_cases import Case
-from trainer_process import TINY, python, torchrun
+from trainer_process import TINY, forked
 
 SAVED = ["--save-every=4", "--keep=2", "--accumulate=2", "--eval-every=6"]
 ENGINE = ["--parallel=deepspeed", *SAVED]
@@ -43,7 +43,7 @@ def runs(folder: Path) -> dict[str, Case]:
     asked, answered = folder / "cases.json", folder / "results.json"
     asked.write_text(json.dumps({name: [*TINY, *each] for name, each in cases.items()}))
     script = Path(__file__).with_name("trainer_script.py")
-    done = python([*torchrun(2), str(script), str(asked), str(answered)], folder)
+    done = forked(str(script), str(asked), str(answered), folder=folder, ranks=2)
     assert answered.is_file(), done.stderr
     return {name: Case(**each) for name, each in json.loads(answered.read_text()).items()}
 

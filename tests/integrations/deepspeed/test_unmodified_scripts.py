@@ -18,7 +18,7 @@ import distmon
 EXAMPLE = Path(distmon.__file__).parents[1] / "examples" / "deepspeed_plain"
 BIN = Path(sys.executable).parent
 LAUNCHERS = {
-    "torchrun": ["torchrun", "--nproc-per-node", "2", "--master-port", "{port}", "-m"],
+    "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2", "-m"],
     # One rank: what differs is how the script's arguments arrive.
     "deepspeed": ["deepspeed", "--num_gpus", "1", "--master_port", "{port}", "--module"],
 }
@@ -42,7 +42,7 @@ def start(command: list[str], folder: Path, **environment: str) -> subprocess.Co
         },
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
         check=False,
     )
 

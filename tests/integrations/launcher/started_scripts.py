@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked_python import run_script
 
 import distmon
 
@@ -34,21 +34,24 @@ class Outcome:
 
 def start(command: Sequence[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
     """Start a command in `folder`, on one thread."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [environment.pop("PYTHONPATH", "")])])
     return subprocess.Popen(
         [*command],
         cwd=folder,
-        env={
-            **{k: v for k, v in os.environ.items() if k != "DISTMON_WRITER"},
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": path,
-            "DS_ACCELERATOR": "cpu",
-            **environment,
-        },
+        env=_environ(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def _environ(PYTHONPATH: str = "", **environment: str) -> dict[str, str]:
+    return {
+        **{k: v for k, v in os.environ.items() if k != "DISTMON_WRITER"},
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [PYTHONPATH])]),
+        "DS_ACCELERATOR": "cpu",
+        **environment,
+    }
 
 
 def finish(process: subprocess.Popen[str]) -> Outcome:
@@ -63,13 +66,8 @@ def run(command: Sequence[str], folder: Path, **environment: str) -> Outcome:
 
 
 def ranks(count: int) -> list[str]:
-    """Options of torchrun for that many processes; none for one."""
-    if count == 1:
-        return []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return ["--nproc-per-node", str(count), "--master-port", str(port)]
+    """Options of torchrun for that many processes, on any free port; none for one."""
+    return [] if count == 1 else ["--standalone", "--nproc-per-node", str(count)]
 
 
 def in_this_process(script: Path, folder: Path, *arguments: str) -> str:
@@ -99,10 +97,9 @@ def plain(script: Path, folder: Path, *arguments: str, count: int = 1) -> str:
     if count == 1:
         return in_this_process(script, folder, *arguments)
     folder.mkdir()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *ranks(count)]
-    done = run([*torchrun, str(script), *arguments], folder)
-    assert done.code == 0, done.err
-    return done.out
+    done = run_script([str(script), *arguments], folder, _environ(), count)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def without_distmon(example: str, folder: Path) -> Path:
