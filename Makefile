@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 BASE   := $(VENV)/.base
 RUN    ?= runs/demo
 
-.PHONY: demo test lint bench bench-full clean install chromium picture fuzz faults soak
+.PHONY: demo test lint bench bench-full bench-baseline bench-compare clean install chromium picture fuzz faults soak
 
 # Installed again only when what is to be installed has changed. The demo needs one extra.
 $(BASE): pyproject.toml setup.py constraints.txt
@@ -56,6 +56,15 @@ bench: $(STAMP)
 
 bench-full: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead --full --out runs/bench-full
+
+# Ratios of runs/bench against those of a run that was kept; exit 1 when one is 25% worse.
+bench-compare: $(STAMP)
+	test -e runs/bench/results.csv || $(MAKE) bench
+	$(BIN)/python -m benchmarks.compare benchmarks/baseline.csv runs/bench --limit 0.25
+
+bench-baseline: $(STAMP)
+	test -e runs/bench/results.csv || $(MAKE) bench
+	cp runs/bench/results.csv benchmarks/baseline.csv
 
 # As long as one likes: INPUTS=100000, MINUTES=600.
 fuzz: $(STAMP)

@@ -390,7 +390,8 @@ class Observer:
         """Return 48 bits by replica class over all sampled weights of this rank, on its device."""
         if self.plan.device.type == "cpu":
             on_host = self._probe.row_checksums.numpy() * self._row_multipliers.numpy()
-            return [int(on_host[rows].sum()) & _48_BITS for rows in self._class_rows]
+            sums = (on_host[rows].sum() if len(rows) else 0 for rows in self._class_rows)
+            return [int(each) & _48_BITS for each in sums]
         sums = torch.zeros(REPLICA_CLASSES, dtype=torch.int64, device=self.plan.device)
         weighted = self._probe.row_checksums * self._row_multipliers
         return sums.index_add_(0, self.plan.replica_class, weighted) & _48_BITS

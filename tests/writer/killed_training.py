@@ -15,6 +15,11 @@ import distmon
 STEPS = 12
 
 
+def say(what: str, value: object) -> None:
+    """Print a line whole: between the writes of `print` the console sink may print its own."""
+    sys.stdout.write(f"{what} {value}\n")
+
+
 def main(folder: str) -> None:
     """Train, print what the test wants to know, and end without a word."""
     model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
@@ -35,16 +40,17 @@ def main(folder: str) -> None:
     for _ in range(STEPS):
         monitor.step(loss=step())
     monitor.cycle.settle(60)
-    print("writer", monitor.cycle.worker.process.pid)  # type: ignore[attr-defined]
-    print("imported", sorted({*sys.modules} - before))
+    say("writer", monitor.cycle.worker.process.pid)  # type: ignore[attr-defined]
+    say("imported", sorted({*sys.modules} - before))
     threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("distmon")}
-    print("threads", sorted(threads))
+    say("threads", sorted(threads))
     child = os.fork()  # as a data loader does: it has the pipes, too, and lives longer
     if child == 0:
         os.close(1)
         os.close(2)
         time.sleep(600)
-    print("child", child, flush=True)
+    say("child", child)
+    sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
