@@ -237,6 +237,7 @@ eval_layer_row | | | parameter of the first of these, its place in the table; -1
 batchnorm_layers | layers | | BatchNorm layers
 alternating | | | 1 when optimizers step in turns, with forwards between
 adaptive | | | 1 when the size of an update does not depend on that of the gradient, as in Adam
+decay_per_step | | | largest share of a weight that decay takes in one step: lr x weight decay
 holds_all | | | 1 when the rank holds all elements of all parameters
 weight_jump | | | relative change of a matrix since the last record, farthest beyond its updates
 weight_jump_expected | | | relative change that its updates explain

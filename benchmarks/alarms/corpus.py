@@ -19,13 +19,21 @@ from benchmarks.alarms.faulty_cases import FAULTY
 from benchmarks.alarms.further_cases import FURTHER
 from benchmarks.alarms.healthy_cases import HEALTHY
 from benchmarks.alarms.recording import KEPT_METRICS, KEPT_VERSIONS
+from benchmarks.alarms.silent_cases import SILENT_FAULTY, SILENT_HEALTHY
+from benchmarks.alarms.unseen.faulty import UNSEEN_FAULTY
+from benchmarks.alarms.unseen.healthy import UNSEEN_HEALTHY
 from distmon.collect.signals.step_signals import FIELDS
 from distmon.runs.reader import read_run
 from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, RUN_FILE
 
 RECORDINGS: Final = Path(__file__).with_name("recordings")
 CASES: Final[dict[str, Case]] = {
-    each.name: each for each in (*HEALTHY, *FURTHER, *FAULTY, *BLIND_HEALTHY, *BLIND_FAULTY)
+    each.name: each
+    for each in (
+        *(*HEALTHY, *FURTHER, *FAULTY, *SILENT_HEALTHY, *SILENT_FAULTY),
+        *(*BLIND_HEALTHY, *BLIND_FAULTY),
+        *(*UNSEEN_HEALTHY, *UNSEEN_FAULTY),
+    )
 }
 KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "norm_reports", "skipped_steps")
 """What a rank says about its training; not how fast it is, and on which machine."""

@@ -20,6 +20,12 @@ LR_COLUMN = 3
 """Holders, requires_grad, in_optimizer and lr: what is known without reading a tensor."""
 _MOST_SETS = 16
 """Sets of rows that are kept, by the tensors of param groups."""
+_DECAY_IN_GRADIENT = (
+    *(torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax),
+    *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop),
+)
+"""Adaptive optimizers whose weight decay is a part of the gradient, unless a group says otherwise.
+AdamW is an Adam whose groups do."""
 
 
 class Ownership:
@@ -167,3 +173,22 @@ def adaptive(optimizers: Sequence[torch.optim.Optimizer]) -> float:
     if not optimizers:
         return math.nan
     return 0.0 if any(isinstance(each, plain) for each in optimizers) else 1.0
+
+
+def decay_per_step(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    """Return the largest share of a weight that decay alone takes in one step: lr x weight decay.
+
+    NaN without optimizers, and where a rate is on a device. Decay that is added to the gradient of
+    an adaptive optimizer is divided by its size, and is not counted.
+    """
+    largest = math.nan
+    for optimizer in optimizers:
+        mixed = isinstance(optimizer, _DECAY_IN_GRADIENT)
+        for group in optimizer.param_groups:
+            lr, decay = group.get("lr"), group.get("weight_decay", 0.0)
+            if lr is None or not on_host(lr) or not isinstance(decay, int | float):
+                continue
+            direct = group.get("decoupled_weight_decay", not mixed)
+            taken = float(host_value(lr)) * float(decay) if direct else 0.0
+            largest = taken if math.isnan(largest) else max(largest, taken)
+    return largest

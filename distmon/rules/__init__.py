@@ -15,6 +15,8 @@ RULE_MODULES: Final = (
     "data",
     "norm_mismatch",
     "weight_changes",
+    "weight_decay",
+    "progress",
     "loss",
     "gradients",
     "gain",

@@ -47,6 +47,8 @@ class Finding:
     threshold: float | None = None
     fading: bool = False
     """Inside the limit by less than MARGIN: raises no alert, but does not end an episode."""
+    once: bool = False
+    """Not repeated while its episode lasts, however long: what is most likely meant so."""
     is_new: bool = False
     """Different from the last alert of this key: raises an alert despite the cooldown."""
 

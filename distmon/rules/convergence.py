@@ -11,7 +11,7 @@ from distmon.rules.advice import lower_lr, ranked_causes
 from distmon.rules.alert import Severity
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.lr_schedule import lr_phase
-from distmon.rules.second_sign import lost_progress
+from distmon.rules.second_sign import lost_progress, rises_gradually
 
 LOSS_EMA = "train/step_loss_ema"
 _POINTS = 20
@@ -100,6 +100,7 @@ def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable
             message=f"the loss is {now:.4g} and was {best:.4g}: it has lost {lost:.0%} of its "
             f"progress since the start (limit {limits['lost']:.0%})",
             advice=ranked_causes(record),
+            severity="info" if rises_gradually(record) else None,
             measured=lost,
             threshold=limits["lost"],
             fading=lost <= limits["lost"],

@@ -9,30 +9,34 @@ import numpy as np
 from distmon.record.record import Column, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
 
+_SEEN = 32
+"""Observations whose batches are remembered."""
 _KEPT = 32
 """Observations that a rank's usual loss and gradient are the median of."""
 
 
-def check_repeats(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Find a data loader that began to return the same batch again and again.
+def check_repeats(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Find a data loader that returns the same batch, or the same few, again and again.
 
-    A run that trains on one full batch has the same hash from the start, and is left alone.
+    Hashes are compared at observed steps only: of an epoch that is read in the same order each
+    time and divides the interval, every observation has the same batch. So what repeats from the
+    start is an info; what began to repeat is a warning.
     """
     hashes = record.ranks.get("batch_hash")
     if hashes is None:
         return
-    last, at, interval = memory.get("last"), memory.get("step", 0), memory.get("interval")
     now = [float(h) if np.isfinite(h) else -1.0 for h in hashes]
-    memory["last"], memory["step"] = now, record.step
-    memory["interval"] = record.step - at
+    last, at, interval = memory.get("last"), memory.get("step", 0), memory.get("interval")
+    memory["last"], memory["step"], memory["interval"] = now, record.step, record.step - at
     if interval != record.step - at:
-        memory["varied"] = False  # with another interval, observations may meet another epoch
+        memory["seen"] = []  # with another interval, observations meet other batches of an epoch
+    seen: list[list[float]] = memory.setdefault("seen", [])
     same = [
         rank for rank, (a, b) in enumerate(zip(last or [], now, strict=False)) if a == b and b >= 0
     ]
-    if last is not None and not same:
-        memory["varied"] = True
-    if same and memory.get("varied"):
+    varied = len({tuple(each) for each in seen}) >= limits["varied"]
+    memory["seen"] = [*seen, now][-_SEEN:]
+    if same and varied:
         yield Finding(
             key="repeats",
             message=f"the batch of step {record.step} is the one of step {at}: the data loader "
@@ -40,6 +44,29 @@ def check_repeats(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
             ranks=tuple(same),
             measured=float(len(same)),
         )
+    elif found := _repeats_from_the_start(memory["seen"], limits):
+        yield found
+
+
+def _repeats_from_the_start(seen: list[list[float]], limits: Limits) -> Finding | None:
+    """Return the finding of a run that has seen only a few batches in many observations."""
+    known = [first for first, *_ in seen if first >= 0]
+    different = len(set(known))
+    if len(known) < limits["observations"] or different > limits["few"]:
+        return None
+    if different * limits["times"] > len(known):
+        return None
+    which = "the same batch" if different == 1 else f"only {different} different batches"
+    return Finding(
+        key="few",
+        message=f"the last {len(known)} observations had {which}: the data is that small, its "
+        "epochs are never shuffled, the inputs are constant, or the data loader starts again and "
+        "again",
+        severity="info",
+        measured=float(different),
+        threshold=limits["few"],
+        once=True,
+    )
 
 
 def check_shared(
@@ -103,12 +130,18 @@ RULES = (
     Rule(
         name="batch_repeats",
         summary="the hash of a rank's batch is that of the observation before, which it was not "
-        "earlier in the run",
+        "earlier in the run; an info for the same few hashes since the start",
         check=check_repeats,
         severity="warning",
         patience=2,
         cooldown=30,
         needs=("ranks.batch_hash",),
+        thresholds={
+            "varied": Threshold(3, "different batches before one that repeats is news"),
+            "observations": Threshold(10, "before the same few since the start are an info"),
+            "few": Threshold(4, "different batches"),
+            "times": Threshold(3, "that each was seen on average"),
+        },
         advice=(
             "check the data loader: an iterator that is created anew in each step, a worker that "
             "ended, a sampler whose seed is reset",

@@ -10,19 +10,25 @@ from distmon.record.record import Record
 from distmon.rules.alert import Alert
 
 CAUSES: Final = (
-    *("nonfinite", "replica_desync", "lr_jump", "lr_zero", "weights_replaced", "rank_outlier"),
+    *("replica_desync", "lr_jump", "lr_zero", "wrong_sign", "weights_replaced", "rank_outlier"),
     *("batch_repeats", "stale_gradients", "backward_repeated", "eval_mode", "norm_mismatch"),
-    *("ranks_share_data", "update_lost", "weight_collapse"),
+    *("ranks_share_data", "weight_decay_high", "update_lost", "weight_collapse"),
 )
-"""Rules that name a cause, the most certain first."""
+"""Rules that name a cause, the most certain first. A NaN is none: it is the end of what went wrong,
+and numbers that are still finite were not made by it."""
 SYMPTOMS: Final = (
     *("loss_divergence", "loss_spike", "loss_plateau", "no_improvement", "grad_norm_high"),
     *("grad_norm_decay", "grad_norm_low", "grad_imbalance", "gain_absolute", "gain_drift"),
     *("update_ratio_high", "update_ratio_low", "update_ratio_phase", "not_learning", "overfit"),
     *("weight_norm_spike", "val_increase", "slow_improvement", "eval_plateau", "underfit"),
-    *("lr_check",),
+    *("lr_check", "loss_flat", "loss_insensitive", "weight_collapse", "nonfinite"),
 )
 """Rules that see an effect, which one of the causes may explain."""
+UNSTABLE: Final = (
+    *("update_ratio_high", "loss_divergence", "loss_spike", "grad_norm_high", "weight_norm_spike"),
+    "gain_drift",
+)
+"""Rules that see training get out of hand before it ends in a NaN."""
 REMEMBERED: Final = 5
 """Observations after which a cause no longer explains a new symptom."""
 RAISE: Final = ("double the learning rate", "raise the learning rate")
@@ -42,10 +48,11 @@ class Diagnosis:
         oldest = self._observation - REMEMBERED
         self._causes = {k: c for k, c in self._causes.items() if c["observation"] > oldest}
         for alert in alerts:
-            if alert.rule in CAUSES and alert.severity != "info":
+            if alert.rule in CAUSES + UNSTABLE and alert.severity != "info":
+                begun = self._causes.get(alert.rule, {"step": alert.step})
                 self._causes[alert.rule] = {
                     "observation": self._observation,
-                    "step": alert.step,
+                    "step": begun["step"],
                     "advice": [*alert.advice],
                 }
         explained = [self._explain(alert) for alert in alerts]
@@ -53,8 +60,10 @@ class Diagnosis:
 
     def _explain(self, alert: Alert) -> Alert:
         ranked = [name for name in CAUSES if name in self._causes and name != alert.rule]
-        if alert.rule not in SYMPTOMS or not ranked:
+        if alert.rule not in SYMPTOMS:
             return alert
+        if not ranked:
+            return self._after_instability(alert) if alert.rule == "nonfinite" else alert
         first = self._causes[ranked[0]]
         others = f", or {', '.join(ranked[1:])}" if len(ranked) > 1 else ""
         own = [line for line in alert.advice if not _about_lr(line)]
@@ -62,6 +71,19 @@ class Diagnosis:
             alert,
             message=f"{alert.message}; likely cause: {ranked[0]} at step {first['step']}{others}",
             advice=(*first["advice"], *own),
+        )
+
+    def _after_instability(self, alert: Alert) -> Alert:
+        """Say of a NaN what went out of hand before it, with the advice for that."""
+        before = [self._causes[name] | {"rule": name} for name in UNSTABLE if name in self._causes]
+        if not before:
+            return alert
+        first = min(before, key=lambda each: each["step"])
+        return replace(
+            alert,
+            message=f"{alert.message}; likely cause: training was unstable since step "
+            f"{first['step']} ({first['rule']}), the NaN is its end",
+            advice=(*first["advice"], *alert.advice),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -194,6 +194,8 @@ def _fire(
         if finding.fading:
             continue
         severity = active.severity_index(finding.severity)
+        if finding.once and state.has_alerted(finding.key, severity):
+            continue
         if state.due(finding.key, active.patience, active.cooldown, severity, finding.is_new):
             groups.setdefault(finding.group, []).append(finding)
     return [_alert(active, group, step) for group in groups.values()]

@@ -63,6 +63,11 @@ class RuleState:
             elif key in self.tracks:
                 self.tracks[key].calm = 0
 
+    def has_alerted(self, key: str, severity: int) -> bool:
+        """Return whether this episode has had an alert of this severity or a higher one."""
+        track = self.tracks[key]
+        return track.alerts > 0 and track.gravity >= severity
+
     def due(self, key: str, patience: int, cooldown: int, severity: int, is_new: bool) -> bool:
         """Return whether a finding becomes an alert now; if so, count the alert."""
         track = self.tracks[key]

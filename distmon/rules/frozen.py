@@ -126,9 +126,10 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     rounded: list[str] = []
     for i in np.flatnonzero(still):
         why = reason(table, int(i), bool((kinds > 0).any()))
-        if resting[i] and why in ("no_gradient", "zero_gradient"):
+        if resting[i] and why in ("no_gradient", "zero_gradient", "requires_grad"):
             continue
-        # A module that no loss has ever used, or a copy that is not trained, is often meant so.
+        # A module that no loss has ever used, or a copy that is not trained, is often meant so;
+        # and who sets requires_grad in a run mostly follows a schedule.
         unused = not had_gradient[i]
         if why == "rounding" and c["ndim"][i] < 2:
             rounded.append(table.names[i])
@@ -142,9 +143,10 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             message=words,
             params=(table.names[i],),
             advice=REASONS[why].advice,
-            severity="info" if unused else None,
+            severity="info" if unused or why == "requires_grad" else None,
             measured=float(c["update_ratio"][i]),
             threshold=limits["ratio"],
+            once=why == "requires_grad",
         )
     if rounded:
         # Norm weights near 1 stand still in bf16, now one and now another; the matrices learn.

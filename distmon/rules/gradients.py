@@ -85,7 +85,9 @@ def _sensitive(record: Record, limits: Limits, memory: Memory) -> Iterator[Findi
         # Of an embedding only the rows with a gradient count.
         live = np.sqrt(np.clip(1 - c["grad_zero_fraction"], 0.0, 1.0))
         product = c["grad_norm"] * c["weight_norm"] * live
-        product = np.where((c["requires_grad"] > 0) & np.isfinite(product), product, 0.0)
+        # What no optimizer steps is not clipped, and its gradient may be a sum of many steps.
+        stepped = (c["requires_grad"] > 0) & (c["in_optimizer"] > 0)
+        product = np.where(stepped & np.isfinite(product), product, 0.0)
     row = int(product.argmax())
     measured = float(product[row]) / scale if scale > 0 else 0.0
     memory["sensitive"] = memory.get("sensitive", 0) + 1 if measured > limits["sensitive"] else 0

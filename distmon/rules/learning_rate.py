@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from distmon.record.record import Record
-from distmon.rules.advice import number
+from distmon.rules.advice import before_clipping, number
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric, name_some
 from distmon.rules.lr_schedule import lr_phase
 
@@ -86,15 +86,20 @@ def check_learning(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         return  # the updates of a run that has converged are small
     middle = float(np.median(ratio[learning]))
     lost = metric(record, "monitor/update_lost_fraction") or 0.0
-    if middle < limits["ratio"] and lost < limits["lost"]:
+    kept = 1 / before_clipping(record)
+    clipped = kept < limits["clipped"] and middle < limits["clipped_ratio"]
+    if (middle < limits["ratio"] or clipped) and lost < limits["lost"]:
         lr = metric(record, LR)
         rate = f" at a learning rate of {number(lr)}" if lr else ""
+        if kept < limits["clipped"]:
+            rate += f", with gradients that are clipped to {kept:.0e} of their norm"
         yield Finding(
             key="learning",
             message=f"a step changes half of the matrices by less than {middle:.0e} of their norm"
             f"{rate}: it takes {1 / max(middle, 1e-30):.0e} such steps to change them",
+            advice=_ADVICE_CLIPPED if kept < limits["clipped"] else (),
             measured=middle,
-            threshold=limits["ratio"],
+            threshold=limits["clipped_ratio"] if clipped else limits["ratio"],
         )
 
 
@@ -118,6 +123,11 @@ def _combine_able(findings: Sequence[Finding]) -> str:
     )
 
 
+_ADVICE_CLIPPED = (
+    "check the clipping norm: it is far below the norm of the gradients, so that hardly anything "
+    "is left of them; Adam no longer makes up for it where they are below its eps",
+    "clip at a norm that most steps stay below",
+)
 _ADVICE_JUMP = (
     "set it back and resume from a checkpoint before the jump",
     "check the scheduler: a state that was not loaded on resume, steps counted per batch instead "
@@ -168,6 +178,8 @@ RULES = (
         needs=("params",),
         thresholds={
             "ratio": Threshold(4e-6, "smallest healthy median update ratio"),
+            "clipped": Threshold(1e-4, "share of the gradient norm that clipping leaves"),
+            "clipped_ratio": Threshold(1e-4, "median update ratio that is too small with it"),
             "lost": Threshold(0.5, "share of updates lost to rounding that is the reason instead"),
         },
         advice=(

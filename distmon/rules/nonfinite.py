@@ -10,8 +10,9 @@ import numpy as np
 
 from distmon.record.record import Record
 from distmon.reduce.findings import NonFinite, NonFinitePlace
+from distmon.rules.advice import lower_lr
 from distmon.rules.alert import Alert, Severity
-from distmon.rules.base import Finding, Limits, Memory, Rule, metric, name_some
+from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric, name_some
 
 if TYPE_CHECKING:
     from distmon.collect.finite_watch import Evidence
@@ -23,15 +24,18 @@ ADVICE = (
 )
 
 
-def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Yield one finding while anything is not finite; it names the parameters where known."""
     found = record.nonfinite
     if found is not None and _skipped(record, found):
         return  # a GradScaler looks for its scale; `steps_skipped` counts how often
     if found is not None:
+        rise = "" if memory.get("seen") else _rise_before(record, limits["rise"])
+        memory["seen"] = True
         yield Finding(
             key="nonfinite",
-            message=_located(found),
+            message=_located(found) + rise,
+            advice=(lower_lr(record), *ADVICE) if rise else (),
             params=tuple(dict.fromkeys(place.param for place in found.places)),
             ranks=tuple(dict.fromkeys(place.rank for place in found.places)),
             measured=float(found.param_count),
@@ -49,6 +53,24 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]: 
             measured=float(count),
             threshold=0.0,
         )
+
+
+def _rise_before(record: Record, limit: float) -> str:
+    """Return how far the loss rose in the steps before it was not finite, in words; else empty."""
+    before: list[float] = []
+    for loss in record.losses.values():
+        if not math.isfinite(loss):
+            break
+        before.append(loss)
+    start = record.history.start if record.history.start is not None else next(iter(before), None)
+    if not before or start is None or len(before) == len(record.losses):
+        return ""
+    if max(before) - start <= limit * abs(start):
+        return ""
+    return (
+        f". Before that the loss rose from {start:.4g} to {max(before):.4g}: training diverged, "
+        "the NaN is the end of it, and the learning rate is the likely cause"
+    )
 
 
 def _skipped(record: Record, found: NonFinite) -> bool:
@@ -128,5 +150,8 @@ RULES = (
         check=check,
         severity="critical",
         advice=ADVICE,
+        thresholds={
+            "rise": Threshold(3.0, "rise of the loss before it, as a multiple of its start")
+        },
     ),
 )

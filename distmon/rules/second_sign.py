@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 from math import isfinite
 from typing import Final
 
@@ -22,6 +23,10 @@ LOST: Final = 0.1
 """Share of the progress since the start that a rising loss has lost."""
 FLAT: Final = 0.3
 """Share of its start that a loss has to fall by before its progress is the measure of a rise."""
+FEWEST_CLIMBS: Final = 4
+"""Observations from the best one on before a rise can be called gradual."""
+GRADUAL: Final = 0.5
+"""Largest share of a rise in one observation that is gradual."""
 RESTART: Final = 1.5
 """Times the learning rate of the best loss: the schedule has started again."""
 
@@ -61,3 +66,23 @@ def lost_progress(record: Record) -> float | None:
     flat = 0.0 if history.negative else FLAT * abs(start)
     progress = max(start - best, flat, NOISE * history.noise)
     return (now - best) / progress if progress > 0 else None
+
+
+def rises_gradually(record: Record) -> bool:
+    """Return whether the loss climbs little by little, with gradients as large as before.
+
+    The weight of a term that is raised over the run makes a loss climb like that, and so does data
+    that becomes harder. Bad data comes at once; a run that gets out of hand has large gradients.
+    """
+    history = record.history
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    norm, usual = metric(record, "monitor/grad_norm"), history.norm_median
+    if not losses or norm is None or not usual or norm > NORM_FACTOR * usual:
+        return False
+    middles = [*history.middles, statistics.median(losses)]
+    lowest = max(i for i, middle in enumerate(middles) if middle == min(middles))
+    climb = middles[lowest:]
+    if len(climb) < FEWEST_CLIMBS:
+        return False
+    steps = [b - a for a, b in pairwise(climb)]
+    return max(steps) <= GRADUAL * (climb[-1] - climb[0])

@@ -15,7 +15,7 @@ from distmon.collect.finite_watch import FiniteWatch
 from distmon.collect.gradient_gain import BackwardNorms, Blocks
 from distmon.collect.inside.catalog import Catalog
 from distmon.collect.inside.inside import Inside, WatchedModel
-from distmon.collect.ownership import Ownership, adaptive
+from distmon.collect.ownership import Ownership, adaptive, decay_per_step
 from distmon.collect.signals import StepSignals
 from distmon.collect.telemetry.hardware import HardwareSampler, opener_for
 from distmon.collect.telemetry.mfu_setup import set_up_mfu
@@ -184,6 +184,7 @@ def _signals(
         adaptive=adaptive(ownership.optimizers),
         holds_all=all(isinstance(shard.region, Everything) for shard in shards),
         native=_native(settings, observer.plan.device),
+        decay_per_step=lambda: decay_per_step(ownership.optimizers),
     )
 
 

@@ -338,3 +338,36 @@ class Unit(Fault):
         """Multiply the last part of a batch."""
         *parts, target = setup.batch(step)
         return (*parts, target * self.factor if step % MICRO >= self.at else target)
+
+
+@dataclass
+class WrongSign(Fault):
+    """The loss has the wrong sign: it is maximized."""
+
+    def begin(self, setup: Setup) -> None:
+        """Turn it around."""
+        own = setup.loss
+        setup.loss = lambda given: -own(given)
+
+
+@dataclass
+class SoftmaxTwice(Fault):
+    """The model returns probabilities to a loss that expects logits."""
+
+    def begin(self, setup: Setup) -> None:
+        """Apply softmax to the output."""
+        setup.models[0].register_forward_hook(lambda _, __, out: out.softmax(-1))
+
+
+@dataclass
+class DeadFromStart(Fault):
+    """All units of the named layers are dead from the start."""
+
+    names: str
+
+    @torch.no_grad()
+    def begin(self, setup: Setup) -> None:
+        """Make their biases very negative."""
+        for name, parameter in setup.named_parameters():
+            if fnmatchcase(name, self.names):
+                parameter.fill_(-30.0)

@@ -35,6 +35,7 @@ FIELDS: Final = (
     "alternating",
     "adaptive",
     "holds_all",
+    "decay_per_step",
 )
 """Rank metrics of `take`. On an accelerator the first seven are those of the observation before."""
 _ON_DEVICE: Final = 7
@@ -60,11 +61,13 @@ class StepSignals:
         adaptive: float = math.nan,
         holds_all: bool = False,
         native: NativeModule | None = None,
+        decay_per_step: Callable[[], float] = lambda: math.nan,
     ) -> None:
         """`optimizers`: the parameters of each; `names_of_parameters`: row by id of parameter.
 
         `adaptive` and `holds_all` are sent as they are; `native` is faster on a CPU.
         """
+        self._decay_per_step = decay_per_step
         self._constants = {"adaptive": adaptive, "holds_all": float(holds_all)}
         self._backward = BackwardPasses(optimizers, device, native)
         self._forward = ForwardInputs(models, device, hashes)
@@ -167,6 +170,7 @@ class StepSignals:
             fields["batchnorm_layers"] = float(forwards.batchnorm_layers)
             fields["eval_layer_row"] = float(self._first_row(forwards.in_eval))
         fields |= self._constants
+        fields["decay_per_step"] = self._decay_per_step()
         fields["alternating"] = float(self._alternates())
         return fields
 

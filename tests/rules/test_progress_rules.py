@@ -1,0 +1,221 @@
+"""Runs that learn nothing: flat and insensitive losses, wrong sign, decay, clips, repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_records import alerts_of, make_engine, make_record
+
+from distmon.record.record import Record
+from distmon.reduce.findings import NonFinite, NonFinitePlace
+from distmon.rules.alert import Alert
+
+
+def _records(
+    losses: Callable[[int], float],
+    count: int = 30,
+    row: dict[str, float] | None = None,
+    norm: Callable[[int], float] = lambda _: 1.0,
+    ranks: Callable[[int], dict[str, float]] = lambda _: {},
+    first: int = 10,
+    **metrics: float,
+) -> list[Record]:
+    """Records of ten steps each; `losses` by step, `norm` and `ranks` by record."""
+    records = []
+    for i in range(count):
+        end = first + 10 * i
+        steps = range(end - 9, end + 1)
+        found = {"train/lr": 1e-3, "train/step_loss_ema": losses(end), "monitor/grad_norm": norm(i)}
+        records.append(
+            make_record(
+                end,
+                {"a.weight": row or {}},
+                losses={step: losses(step) * (1 + 0.002 * (-1) ** step) for step in steps},
+                metrics={**found, **metrics},
+                ranks={name: np.array([value]) for name, value in ranks(i).items()},
+            )
+        )
+    return records
+
+
+def _all(records: Sequence[Record]) -> list[Alert]:
+    engine = make_engine()
+    return [alert for record in records for alert in alerts_of(engine, record)]
+
+
+def _of(rule: str, records: Sequence[Record]) -> list[tuple[int, str]]:
+    return [(alert.step, alert.severity) for alert in _all(records) if alert.rule == rule]
+
+
+FAR = {"update_ratio": 0.011}
+"""A hundred steps move the weights by their norm."""
+
+
+def test_a_flat_loss_is_an_info_once_the_weights_have_moved_far() -> None:
+    assert _of("loss_flat", _records(lambda _: 2.3, 60, FAR)) == [(140, "info")]
+    assert _of("loss_flat", _records(lambda _: 2.3, 60, {"update_ratio": 1e-4})) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "further"),
+    [
+        (lambda step: 2.3 - 0.004 * step, {}),  # it falls
+        (lambda step: 2.3 if step < 30 else 1.5, {}),  # it has fallen
+        (lambda _: 2.3, {"train/loss_expected_to_fall": 0.0}),
+        (lambda _: 2.3, {"first": 5000}),  # resumed without its state
+    ],
+)
+def test_other_losses_are_not_flat(losses: Any, further: dict[str, Any]) -> None:
+    assert _of("loss_flat", _records(losses, 40, FAR, **further)) == []
+
+
+def test_a_loss_that_no_weight_changes_is_a_warning() -> None:
+    dead = {"grad_norm": 1e-4, "weight_norm": 10.0}
+    assert _of("loss_insensitive", _records(lambda _: 2.3, 8, dead)) == [(40, "warning")]
+    # What has been learned has small gradients, too; and a schedule that ends explains nothing.
+    falls = _records(lambda step: 2.3 if step < 10 else 0.2, 8, dead)
+    assert _of("loss_insensitive", falls) == []
+    assert _of("loss_insensitive", _records(lambda _: 2.3, 8)) == []
+    assert _of("loss_insensitive", _records(lambda _: 2.3, 8, dead, first=5000)) == []
+
+
+def test_an_adapter_that_grows_from_zero_is_not_insensitive() -> None:
+    records = [
+        make_record(
+            record.step,
+            {"a.weight": {"grad_norm": 1e-4}, "b.weight": {"grad_norm": 1e-2, "weight_norm": i}},
+            losses=record.losses,
+            metrics=record.metrics,
+        )
+        for i, record in enumerate(_records(lambda _: 2.3, 12))
+    ]
+    assert _of("loss_insensitive", records) == []
+
+
+def test_a_loss_that_climbs_little_by_little_is_an_info() -> None:
+    def climbs(step: int) -> float:
+        return max(3.0 - 0.05 * step, 1.0 + 0.01 * max(0, step - 60))
+
+    assert {s for _, s in _of("loss_divergence", _records(climbs, 30))} == {"info"}
+    large = _records(climbs, 30, norm=lambda i: 1.0 if i < 9 else 5.0)
+    assert {s for _, s in _of("loss_divergence", large)} == {"info", "warning"}
+    jumps = _records(lambda step: max(3.0 - 0.05 * step, 1.0) if step < 150 else 2.4, 30)
+    assert {s for _, s in _of("loss_divergence", jumps)} == {"warning"}
+
+
+def test_gradients_are_compared_as_they_were_before_clipping() -> None:
+    clipped = {"grad_norm": 1e-9}
+    norms = {"train/unclipped_grad_norm": 1.0, "monitor/applied_grad_norm": 1e-9}
+    assert _of("loss_insensitive", _records(lambda _: 2.3, 8, clipped, **norms)) == []
+
+
+def test_clipping_that_leaves_nothing_is_named() -> None:
+    row = {"grad_norm": 1e-9, "update_ratio": 2e-5}
+    norms = {"train/unclipped_grad_norm": 1.0, "monitor/applied_grad_norm": 1e-9}
+    records = _records(lambda _: 2.3, 6, row, **norms)
+    (alert,) = [alert for alert in _all(records) if alert.rule == "not_learning"]
+    assert "clipped to 1e-09 of their norm" in alert.message
+    assert "clipping norm" in alert.advice[0]
+    # Adam divides by the size of the gradient: while updates are usual, a clip does no harm.
+    assert _of("not_learning", _records(lambda _: 2.3, 6, {"grad_norm": 1e-9}, **norms)) == []
+
+
+def test_a_loss_of_the_wrong_sign_falls_ever_faster() -> None:
+    def faster(step: int) -> float:
+        return -2.3 - 0.002 * step**2
+
+    grows = _records(faster, 20, norm=lambda i: 1.0 + i)
+    assert _of("wrong_sign", grows) == [(120, "warning")]
+    assert _of("wrong_sign", _records(faster, 20)) == []  # its gradients stay as they are
+
+    def slower(step: int) -> float:
+        return -2.3 - 40 * (1 - 0.98**step)
+
+    assert _of("wrong_sign", _records(slower, 20, norm=lambda i: 1.0 + i)) == []
+    above = _records(lambda step: 3 - 0.01 * step**2, 20, norm=lambda i: 1.0 + i)
+    assert _of("wrong_sign", above) == []
+
+
+def test_decay_that_outweighs_learning() -> None:
+    def decay(share: float) -> Callable[[int], dict[str, float]]:
+        return lambda _: {"decay_per_step": share}
+
+    flat = _records(lambda _: 2.3, 6, ranks=decay(0.1))
+    assert _of("weight_decay_high", flat) == [(30, "warning")]
+    falls = _records(lambda step: 2.3 * 0.99**step, 20, ranks=decay(0.1))
+    assert {severity for step, severity in _of("weight_decay_high", falls) if step > 40} == set()
+    assert _of("weight_decay_high", _records(lambda _: 2.3, 6, ranks=decay(1e-3))) == []
+
+
+def _hashed(hashes: Callable[[int], float], losses: Callable[[int], float]) -> list[Record]:
+    return _records(losses, 30, ranks=lambda i: {"batch_hash": hashes(i)})
+
+
+def test_batches_that_repeat() -> None:
+    def falls(step: int) -> float:
+        return 2.3 * 0.99**step
+
+    late = _hashed(lambda i: float(min(i, 8)), falls)
+    assert _of("batch_repeats", late) == [(110, "warning")]
+    assert _of("batch_repeats", _hashed(float, falls)) == []
+    # The whole data may be one batch, or an epoch as long as the interval.
+    assert _of("batch_repeats", _hashed(lambda _: 7.0, falls)) == [(110, "info")]
+    assert _of("batch_repeats", _hashed(lambda i: float(i % 3), falls)) == [(110, "info")]
+    assert _of("batch_repeats", _hashed(lambda i: float(i % 9), falls)) == []
+
+
+def test_two_batches_are_no_variety() -> None:
+    """On an accelerator hashes come one observation late: of the first step, then of the epoch."""
+    hashes = _hashed(lambda i: 1.0 if i < 2 else 7.0, lambda step: 2.3 * 0.99**step)
+    assert {severity for _, severity in _of("batch_repeats", hashes)} == {"info"}
+
+
+def test_freezing_in_the_run_is_an_info_once() -> None:
+    off = {"update_ratio": 0.0, "update_norm": 0.0, "requires_grad": 0.0, "has_grad": 0.0}
+    records = [
+        make_record(10 * i, {"a.weight": {}, "b.weight": {} if i < 4 else off})
+        for i in range(1, 40)
+    ]
+    assert _of("frozen", records) == [(60, "info")]
+
+
+def test_a_large_gradient_that_no_optimizer_steps_is_not_judged() -> None:
+    def run(owned: float) -> list[tuple[int, str]]:
+        row = {"grad_norm": 1e3, "weight_norm": 10.0, "in_optimizer": owned}
+        return _of("grad_norm_high", _records(lambda _: 2.3, 4, row))
+
+    assert run(1.0) == [(20, "warning")]
+    assert run(0.0) == []
+
+
+def _nan(losses: dict[int, float], ratio: float = 1e-3, lr: float = 1e-3) -> list[Record]:
+    place = NonFinitePlace("a.weight", 0, 1, 0, 1, 0)
+    before = _records(lambda _: 2.3, 3)
+    end = make_record(
+        40,
+        {"a.weight": {"update_ratio": ratio}},
+        losses=losses,
+        nonfinite=NonFinite(38, "loss", (place,), 1),
+        metrics={"train/lr": lr},
+    )
+    return [*before, end]
+
+
+def test_a_nan_after_a_rise_is_blamed_on_the_rise() -> None:
+    rising = {31 + i: 2.3 * 4.0**i if i < 7 else float("nan") for i in range(10)}
+    alerts = {alert.rule: alert for alert in _all(_nan(rising))}
+    assert "the NaN is the end of it" in alerts["nonfinite"].message
+    assert alerts["nonfinite"].advice[0].startswith("halve the learning rate")
+    assert all("nonfinite" not in alert.message for alert in alerts.values())
+
+
+def test_a_nan_after_a_jump_of_the_rate_is_blamed_on_the_jump() -> None:
+    planted = {31 + i: 2.3 if i < 7 else float("nan") for i in range(10)}
+    (alone,) = _all(_nan(planted))
+    assert "likely cause" not in alone.message
+    alerts = {alert.rule: alert for alert in _all(_nan(planted, lr=0.1))}
+    assert "likely cause: lr_jump at step 40" in alerts["nonfinite"].message
+    assert "likely cause" not in alerts["lr_jump"].message
