@@ -74,9 +74,10 @@ def weight_samples(
     room, free = 3 * sample_size * len(samples) // 2 - used, max(0, FREE_POINTS - used)
     for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
         share, free_share = (n // (len(tall) - number) for n in (room, free))
-        most = max(min(MOST_POINTS, sample_size + share), sample_size + free_share)
         rows, numel = shapes[i][0], prod(shapes[i])
-        if RUN * rows <= sample_size + free_share:
+        free_share *= len(shapes[i]) > 1  # a vector has no rows that a step looks up
+        most = max(min(MOST_POINTS, sample_size + share), sample_size + free_share)
+        if RUN * rows <= min(numel, sample_size + free_share):
             samples[i] = Sample(names[i], numel, seed, row_strata=rows, cell_strata=1, rows=rows)
         elif is_tall(shapes[i]):
             points = min(rows, most)
