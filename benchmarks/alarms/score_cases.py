@@ -1,4 +1,4 @@
-"""Score the rules on the second corpus: both halves that they are tuned on, and the blind set."""
+"""Score the rules on the second corpus: the halves that they are tuned on, blind and unseen set."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.alarms.statistics
 
-On the two halves of the second corpus, not on the blind set. Each rule is evaluated with a
+On the two halves of the second corpus, not on the other sets. Each rule is evaluated with a
 threshold that almost everything passes, and the extreme of what it measured is kept for each run.
 """
 
@@ -43,6 +43,8 @@ STATISTICS = (
     Statistic("update_lost", "fraction", {"fraction": 0.0}, max),
     Statistic("stale_gradients", "share", {"share": 0.0}, max),
     Statistic("lr_jump", "factor", {"factor": 0.0}, max),
+    Statistic("loss_insensitive", "product", {"product": 1e9}, min),
+    Statistic("wrong_sign", "pace", {"pace": 0.0}, max),
     Statistic("grad_imbalance", "vanishing", {"vanishing": 1e9, "dead": -1.0}, min),
 )
 
