@@ -59,7 +59,7 @@ def _traces(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 def _nothing_left(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, before: dict[str, object]
 ) -> bool:
-    """Wait until all is as before: threads of a process group close its sockets after it ends."""
+    """Wait until all is as before; on a busy machine it was not, right after the error."""
     deadline = time.monotonic() + 40
     while _traces(model, optimizer) != before:
         if time.monotonic() > deadline:
