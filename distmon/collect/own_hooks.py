@@ -70,7 +70,8 @@ class KeptHook:
         """`handle` of a registered hook; `first`: it runs before those that are there."""
         self._key = handle.id
         self._table: Callable[[], Any] = handle.hooks_dict_ref
-        self._hook = self._table()[self._key]
+        table: Any = self._table()
+        self._hook = table[self._key]
         self._first = first
         self._extra = [ref for ref in handle.extra_dict_ref if self._key in (ref() or ())]
 

@@ -379,6 +379,12 @@ class WriterProcess:
             self._changed.notify_all()
 
     def _follow(self, evaluated: Evaluated, is_observation: bool) -> Evaluated:
+        self.newest_hash, self.read_in_full = evaluated.hashed, evaluated.read_in_full
+        if is_observation:
+            self._is_stale = evaluated.record is None
+            self._newest = evaluated.record or self._newest
+        if not (evaluated.alerts or evaluated.failures or self._side.needs_records):
+            return evaluated  # as nearly always: nothing here follows from it
         failures = {
             name: error.error() if isinstance(error, Failure) else error
             for name, error in evaluated.failures.items()
@@ -386,10 +392,6 @@ class WriterProcess:
         own, failed = self._side.follow(replace(evaluated, failures=failures))
         for alert in own:
             self._deliver(alert)
-        if is_observation:
-            self._is_stale = evaluated.record is None
-            self._newest = evaluated.record or self._newest
-        self.newest_hash, self.read_in_full = evaluated.hashed, evaluated.read_in_full
         return replace(evaluated, alerts=(*evaluated.alerts, *own), failures=failed, record=None)
 
     def forget(self) -> None:

@@ -16,6 +16,7 @@ from distmon import Monitor
 from distmon.collect.telemetry import model_hooks
 from distmon.native import NativeModule
 from distmon.runtime.idle_lane import CompiledLane, PythonLane
+from distmon.runtime.worker import EvaluationWorker
 
 INTERVAL = 50
 """Long enough for steps in which no phase is measured."""
@@ -187,3 +188,31 @@ def test_what_it_is_made_with_is_checked(native: NativeModule) -> None:
     assert taken is not None
     assert (taken["steps"], taken["losses"]) == ([11, 12, 13, 14], [2.0] * 4)
     assert lane.take() is None
+
+
+def test_steps_stay_idle_while_an_observation_is_evaluated(
+    native: NativeModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows from it concerns the next observation."""
+    del native
+    model, optimizer, monitor = attach(tmp_path)
+    monkeypatch.setattr(EvaluationWorker, "busy", True)
+    python_steps: list[int] = []
+    before = Monitor._step
+
+    def counted(self: Monitor, *arguments: Any) -> None:
+        before(self, *arguments)
+        python_steps.append(self._parts.schedule.completed)
+
+    monkeypatch.setattr(Monitor, "_step", counted)
+    with monitor:
+        for _ in range(3 * INTERVAL):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 6)).square().mean()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss=loss)
+    later = [step for step in python_steps if step > INTERVAL]
+    # Where the phases begin to be measured, the step before an observation, and that one.
+    assert len(later) <= 8
+    assert {2 * INTERVAL - 1, 2 * INTERVAL} <= {*later}
