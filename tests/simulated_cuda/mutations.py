@@ -203,11 +203,11 @@ MUTATIONS = (
     ),
     Mutation(
         "a norm that is not reduced yet is taken for the total",
-        "check_a_nan_on_one_rank_is_located",
+        "layout/test_reported.py::"
+        "test_a_norm_that_is_partial_over_ranks_is_reduced_with_the_observation",
         "distmon/layout/reported.py",
         "    if not _is_dtensor(value):\n        return value, 0.0",
         "    return value, 0.0",
-        ranks=2,
     ),
     Mutation(
         "a loss takes its place before it is known to be a number",
