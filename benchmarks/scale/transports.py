@@ -46,7 +46,7 @@ def main(
         "other ranks",
         "waits",
         "bytes",
-        "calls",
+        "collectives",
     ):
         table.add_column(title, justify="right")
     for world in map(int, ranks.split(",")):

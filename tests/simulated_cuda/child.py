@@ -21,7 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 300
+TIMEOUT_S = int(os.environ.get("SIMULATED_CUDA_TIMEOUT_S", "300"))
+"""For all checks of a module."""
 GROUP_TIMEOUT_S = 60
 
 

@@ -258,10 +258,9 @@ MUTATIONS = (
     Mutation(
         "the management library is asked for what nobody records",
         "collect/telemetry/test_hardware_nvml.py::test_only_the_recorded_fields_are_asked_for",
-        "distmon/collect/telemetry/hardware/nvml_fields.py",
-        "    own, board = device.handle, device.board\n",
-        "    own, board = device.handle, device.board\n"
-        "    nvml.nvmlDeviceGetComputeRunningProcesses(own)\n",
+        "distmon/collect/telemetry/hardware/nvml.py",
+        "DeviceQueries(queries(nvml, listed), classify_error, fields)",
+        "DeviceQueries(queries(nvml, listed), classify_error)",
     ),
     Mutation(
         "the weight inside of a tensor subclass is not found",
