@@ -38,7 +38,16 @@ def main(
 ) -> None:
     """Print a table: milliseconds of the training thread per observation, median."""
     table = Table(title=f"{TENSORS} matrices of {WIDTH}x{WIDTH}, DDP, gloo, medians of ms")
-    for title in ("ranks", "transport", "one rank late", "rank 0", "other ranks", "waits", "bytes"):
+    for title in (
+        "ranks",
+        "transport",
+        "one rank late",
+        "rank 0",
+        "other ranks",
+        "waits",
+        "bytes",
+        "collectives",
+    ):
         table.add_column(title, justify="right")
     for world in map(int, ranks.split(",")):
         for delay in (0.0, DELAY_S):
@@ -62,6 +71,7 @@ def _row(by_rank: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{_median(others):.2f}",
         f"{_median(by_rank[0]['wait_ms']):.2f}",
         f"{by_rank[0]['bytes']:.0f}",
+        f"{by_rank[0]['collectives']:.0f}",
     ]
 
 
@@ -118,8 +128,13 @@ def _observe(
         wait_ms.append(1000 * max(0.0, seconds - busy))
     record = monitor.last_record
     monitor.close()
-    nbytes = record.metrics["performance/monitor_bytes"] if record else float("nan")
-    return {"step_ms": step_ms[2:], "wait_ms": wait_ms[2:], "bytes": nbytes}
+    metrics = record.metrics if record else {}
+    return {
+        "step_ms": step_ms[2:],
+        "wait_ms": wait_ms[2:],
+        "bytes": metrics.get("performance/monitor_bytes", float("nan")),
+        "collectives": metrics.get("performance/monitor_collectives", float("nan")),
+    }
 
 
 def _median(values: Sequence[float]) -> float:

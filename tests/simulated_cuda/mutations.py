@@ -203,11 +203,11 @@ MUTATIONS = (
     ),
     Mutation(
         "a norm that is not reduced yet is taken for the total",
-        "check_a_nan_on_one_rank_is_located",
+        "layout/test_reported.py::"
+        "test_a_norm_that_is_partial_over_ranks_is_reduced_with_the_observation",
         "distmon/layout/reported.py",
         "    if not _is_dtensor(value):\n        return value, 0.0",
         "    return value, 0.0",
-        ranks=2,
     ),
     Mutation(
         "a loss takes its place before it is known to be a number",
@@ -258,10 +258,9 @@ MUTATIONS = (
     Mutation(
         "the management library is asked for what nobody records",
         "collect/telemetry/test_hardware_nvml.py::test_only_the_recorded_fields_are_asked_for",
-        "distmon/collect/telemetry/hardware/nvml_fields.py",
-        "    own, board = device.handle, device.board\n",
-        "    own, board = device.handle, device.board\n"
-        "    nvml.nvmlDeviceGetComputeRunningProcesses(own)\n",
+        "distmon/collect/telemetry/hardware/nvml.py",
+        "DeviceQueries(queries(nvml, listed), classify_error, fields)",
+        "DeviceQueries(queries(nvml, listed), classify_error)",
     ),
     Mutation(
         "the weight inside of a tensor subclass is not found",

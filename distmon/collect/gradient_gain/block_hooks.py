@@ -117,17 +117,17 @@ class BlockEnd(OwnHook):
     def __call__(self, _block: nn.Module, args: Any, value: Any) -> None:
         """`value`: the keyword arguments on the input side, the output on the other."""
         hooks, is_input = self._hooks, self._side == INPUT
-        # In this order: a compiler that reads the switch would recompile when it changes.
-        if is_compiling():
-            try:
+        try:
+            # In this order: a compiler that reads the switch would recompile when it changes.
+            if is_compiling():
                 hooks.hook_in_graph(self._side, (args, value) if is_input else value)
-            except Exception as error:  # never into the forward pass of the user
-                hooks.switch.fault = error
-        elif hooks.switch.armed:
-            if is_input:
-                hooks.hook_gradient(INPUT, args[0] if args else None, (args, value))
-            else:
-                hooks.hook_gradient(OUTPUT, value, value)
+            elif hooks.switch.armed:
+                if is_input:
+                    hooks.hook_gradient(INPUT, args[0] if args else None, (args, value))
+                else:
+                    hooks.hook_gradient(OUTPUT, value, value)
+        except Exception as error:  # never into the forward pass of the user
+            hooks.switch.fault = error
 
 
 _End = tuple[BlockHooks, int]

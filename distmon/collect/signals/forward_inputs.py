@@ -150,15 +150,16 @@ class ForwardHook(OwnHook):
     def __call__(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        if is_compiling():
-            return
-        inputs, begin = self._inputs, perf_counter()
+        inputs = self._inputs
         try:
+            if is_compiling():
+                return
+            begin = perf_counter()
             # A hook that is removed within the call of the module is still called, without kwargs.
             inputs.forward_begins(args, kwargs or {})
+            inputs.seconds += perf_counter() - begin
         except Exception as error:  # never into the forward pass of the user
             inputs.fault = error
-        inputs.seconds += perf_counter() - begin
 
 
 def _flat(inputs: Iterable[Any]) -> Iterable[Any]:

@@ -60,18 +60,19 @@ class PhaseMark(OwnHook):
 
     def __call__(self, model: nn.Module, *_: object) -> None:
         """Begin the phase, or an evaluation."""
-        if is_compiling():
-            return
-        clock, begin = self._clock, perf_counter()
+        clock = self._clock
         try:
+            if is_compiling():
+                return
+            begin = perf_counter()
             self._calls.any = True
             trains = model.training and torch.is_grad_enabled()
             clock.enter(self._phase if trains else EVALUATION)
             if self._last is not None:
                 self._last.keep_last_hook()
+            clock.hook_seconds += perf_counter() - begin
         except Exception as error:  # never into the forward pass of the user
             clock.fault = error
-        clock.hook_seconds += perf_counter() - begin
 
 
 class LastGradient:
