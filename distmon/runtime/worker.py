@@ -107,6 +107,7 @@ class EvaluationWorker:
         self._finished: deque[Evaluated | Exception] = deque()
         self.newest_hash = (0, 0)
         self._thread: OwnThread | None = None
+        self._beginning: OwnThread | None = None
 
     @property
     def path(self) -> Path:
@@ -124,7 +125,19 @@ class EvaluationWorker:
         return self.evaluator.rules.severity(rule)
 
     def begin(self, resumed_from: int) -> None:
-        self.evaluator.output.begin(resumed_from)
+        # `run.json` is written and synced, which may take seconds.
+        self._beginning = OwnThread(self._begin, "begin-run", args=(resumed_from,))
+        self._beginning.start()
+
+    def _begin(self, resumed_from: int) -> None:
+        try:
+            self.evaluator.output.begin(resumed_from)
+        except Exception as error:
+            self._finished.append(error)
+
+    def _wait_until_begun(self, seconds: float | None = None) -> None:
+        if self._beginning is not None:
+            self._beginning.join(seconds)
 
     def submit(self, observation: Observation) -> bool:
         with self._changed:
@@ -142,6 +155,7 @@ class EvaluationWorker:
         self.evaluator.output.alert(alert)
 
     def finish(self, rest: Rest) -> None:
+        self._wait_until_begun(PATIENCE_S)
         self.evaluator.finish(rest)
 
     def finished(self) -> Iterator[Evaluated | Exception]:
@@ -172,6 +186,7 @@ class EvaluationWorker:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._wait_until_begun(PATIENCE_S)
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
         self.evaluator.output.close()
@@ -198,6 +213,7 @@ class EvaluationWorker:
             return self._waiting.popleft()
 
     def _evaluate(self, observation: Observation) -> Evaluated:
+        self._wait_until_begun()
         evaluated = self.evaluator.evaluate(observation)
         self.newest_hash = evaluated.hashed
         failed = self._on_alerts(evaluated.alerts)

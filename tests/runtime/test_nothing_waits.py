@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_ranks
-from small_runs import quiet, small_model, train
+from small_runs import batch, quiet, small_model, train
 
 import distmon
+from distmon import read_run
 from distmon.reduce.progress import Progress
+from distmon.runs.run_folder import RunFolder
 
 FOREVER = threading.Event()
 GENEROUS_S = 45.0
@@ -174,3 +176,31 @@ def test_a_sink_that_never_returns_holds_no_step_and_ten_seconds_of_close(tmp_pa
     for found in run_ranks(_into_a_pipe_that_is_not_read, 2, str(tmp_path)):
         assert found["longest"] < 5.0
         assert found["close"] < GENEROUS_S
+
+
+def test_a_run_folder_that_answers_late_holds_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, begin_attempt = threading.Event(), RunFolder.begin_attempt
+    threads: list[threading.Thread] = []
+
+    def late(folder: RunFolder, **options: Any) -> None:
+        threads.append(threading.current_thread())
+        if threads[0] is not threading.main_thread():
+            assert answers.wait(GENEROUS_S)
+        begin_attempt(folder, **options)
+
+    monkeypatch.setattr(RunFolder, "begin_attempt", late)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = distmon.attach(model, optimizer, **quiet(tmp_path), writer="thread")
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        loss = model(batch(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss=loss)
+    assert threading.main_thread() not in threads
+    answers.set()
+    monitor.close()
+    assert [record["step"] for record in read_run(tmp_path / "run").records] == [1, 2, 3]
