@@ -268,8 +268,6 @@ class Monitor:
         before, self._exchanged = self._parts.schedule.counted, False
         try:
             with self._in_use:
-                if self.closed:  # by another thread
-                    return
                 self._training_thread = threading.get_ident()
                 self.faults.guard("step", self._lane.settle)
                 self._step(step, tokens, samples, (loss, grad_norm, lr))
@@ -294,6 +292,8 @@ class Monitor:
         signals: tuple[Number | None, Number | None, Number | None],
     ) -> None:
         """Complete a step: each part is done whatever happens in the others."""
+        if self.closed:  # by another thread
+            return
         schedule, first, before = self.schedule, not self.schedule.begun, self.schedule.counted
         begin = time.perf_counter()
         self.faults.guard("step", lambda: schedule.advance(step))
