@@ -178,8 +178,9 @@ def _host(message: str) -> str:
 
 
 def _common(first: dict[str, float], other: dict[str, float]) -> bool:
-    """Return whether the steps that both ranks took have equal losses."""
-    return all(other[step] == loss for step, loss in first.items() if step in other)
+    """Return whether both ranks took some steps, and those that both took have equal losses."""
+    common = first.keys() & other.keys()
+    return bool(common) and all(other[step] == first[step] for step in common)
 
 
 if __name__ == "__main__":
