@@ -26,9 +26,10 @@ from distmon.probe.partial_gradients import PartialGradients
 from distmon.probe.sparse_gradients import fill_sparse_gradient
 from distmon.probe.torch_probe import odd_multipliers
 from distmon.record.statistics import Sampling
-from distmon.reduce.buffers import Buffers, BufferSizes, HostBuffers, HostPool
+from distmon.reduce.buffers import Buffers, HostBuffers, HostPool
 from distmon.reduce.outbox import DeviceOutbox, HostOutbox, Shipment
 from distmon.reduce.process_group import Ranks
+from distmon.reduce.reduced_view import BufferSizes
 from distmon.runtime.agreement import agreement_hashes
 from distmon.runtime.arrived import Arrived, InFlight
 from distmon.runtime.searches import LocalEvidence, Searches
@@ -385,8 +386,8 @@ class Observer:
         """Return 48 bits by replica class over all sampled weights of this rank, on its device."""
         if self.plan.device.type == "cpu":
             on_host = self._probe.row_checksums.numpy() * self._row_multipliers.numpy()
-            sums = (on_host[rows].sum() if len(rows) else 0 for rows in self._class_rows)
-            return [int(each) & _48_BITS for each in sums]
+            by_class = (on_host[rows].sum() if len(rows) else 0 for rows in self._class_rows)
+            return [int(each) & _48_BITS for each in by_class]
         sums = torch.zeros(REPLICA_CLASSES, dtype=torch.int64, device=self.plan.device)
         weighted = self._probe.row_checksums * self._row_multipliers
         return sums.index_add_(0, self.plan.replica_class, weighted) & _48_BITS

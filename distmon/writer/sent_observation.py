@@ -29,8 +29,8 @@ def to_message(observation: Observation, view: ReducedView, mfu_source: str) -> 
         observation.losses,
         (observation.nonfinite, observation.desync, observation.tasks),
         astuple(view.sizes),
-        pickle.PickleBuffer(view.added),
-        pickle.PickleBuffer(view.highest),
+        pickle.PickleBuffer(memoryview(view.added)),
+        pickle.PickleBuffer(memoryview(view.highest)),
     )
 
 

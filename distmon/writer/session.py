@@ -226,7 +226,8 @@ class Session:
         match message:
             case (sent_observation.KIND, str() as source, *parts):
                 self._source = source
-                observation = sent_observation.from_message(*parts)
+                sent: list[Any] = parts
+                observation = sent_observation.from_message(*sent)
                 return self._slim(self._evaluator.evaluate(observation))
             case (Observation() as observation, str() as source):
                 self._source = source
