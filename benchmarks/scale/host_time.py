@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from distmon.reduce.buffers import BufferSizes
+from distmon.reduce.reduced_view import BufferSizes
 from distmon.runtime.observer import MOST_HISTOGRAMS
 
 NUMBERS: Final = (1, 1 << 12, 1 << 15, 1 << 18, 1 << 20)

@@ -391,8 +391,8 @@ class Observer:
         """Return 48 bits by replica class over all sampled weights of this rank, on its device."""
         if self.plan.device.type == "cpu":
             on_host = self._probe.row_checksums.numpy() * self._row_multipliers.numpy()
-            added = (on_host[rows].sum() if len(rows) else 0 for rows in self._class_rows)
-            return [int(each) & _48_BITS for each in added]
+            by_class = (on_host[rows].sum() if len(rows) else 0 for rows in self._class_rows)
+            return [int(each) & _48_BITS for each in by_class]
         sums = torch.zeros(REPLICA_CLASSES, dtype=torch.int64, device=self.plan.device)
         weighted = self._probe.row_checksums * self._row_multipliers
         return sums.index_add_(0, self.plan.replica_class, weighted) & _48_BITS

@@ -6,12 +6,14 @@ The training thread copies two arrays to shared memory; slots, losses and rows a
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any, Final
 
 import numpy as np
 
 from distmon.record.builder import Observation
+from distmon.reduce.findings import Desync, NonFinite
 from distmon.reduce.reduced_view import BufferSizes, ReducedView
 
 KIND: Final = "observation"
@@ -32,9 +34,15 @@ def to_message(observation: Observation, view: ReducedView, mfu_source: str) -> 
     )
 
 
-def from_message(numbers: Any, losses: Any, found: Any, sizes: Any, *arrays: Any) -> Observation:
-    """Return the observation that `to_message` was given; the parts are those after the source."""
-    added, highest = arrays
+def from_message(
+    numbers: tuple[int, int, int],
+    losses: Mapping[int, float],
+    found: tuple[NonFinite | None, Desync | None, Mapping[str, float] | None],
+    sizes: tuple[Any, ...],
+    added: Any,
+    highest: Any,
+) -> Observation:
+    """Return the observation that `to_message` was given."""
     view = ReducedView(
         BufferSizes(*sizes),
         np.frombuffer(added, dtype=np.float64),

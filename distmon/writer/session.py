@@ -224,10 +224,10 @@ class Session:
 
     def _handle(self, message: object) -> Any:
         match message:
-            case (sent_observation.KIND, str() as source, *_):
-                assert isinstance(message, tuple)
+            case (sent_observation.KIND, str() as source, *parts):
                 self._source = source
-                observation = sent_observation.from_message(*message[2:])
+                sent: list[Any] = parts
+                observation = sent_observation.from_message(*sent)
                 return self._slim(self._evaluator.evaluate(observation))
             case (Observation() as observation, str() as source):
                 self._source = source

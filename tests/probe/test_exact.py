@@ -10,7 +10,8 @@ from csrc_triton.row_layout import MAX, SUM
 from distmon.layout import capture
 from distmon.probe import TorchProbe
 from distmon.probe.exact import PART_ELEMENTS, nonfinite_counts, parts
-from distmon.reduce.buffers import BufferSizes, HostBuffers
+from distmon.reduce.buffers import HostBuffers
+from distmon.reduce.reduced_view import BufferSizes
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
 from distmon.sampling.sample import choose

@@ -11,7 +11,8 @@ from row_reference import gradient_elements
 from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.layout import capture
 from distmon.probe import Rows, TorchProbe
-from distmon.reduce.buffers import BufferSizes, HostBuffers
+from distmon.reduce.buffers import HostBuffers
+from distmon.reduce.reduced_view import BufferSizes
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
 

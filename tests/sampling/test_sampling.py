@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from distmon.layout import capture
 from distmon.probe import TorchProbe
 from distmon.record.statistics import DEGREES, Sampling, moments, param_table, student_factor
-from distmon.reduce.buffers import BufferSizes, HostBuffers
+from distmon.reduce.buffers import HostBuffers
+from distmon.reduce.reduced_view import BufferSizes
 from distmon.sampling.designs import FREE_POINTS, MOST_POINTS, RUNS_ELSEWHERE
 from distmon.sampling.plan import SamplePlan, build_plan
 from distmon.sampling.reading import Reading
