@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,14 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "secret.txt").write_text("secret")
     return tmp_path / "runs"
+
+
+def test_a_record_without_its_time_is_listed(root: Path) -> None:
+    file = root / "a" / "records.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**line, "time": "noon"}) + "\n" for line in lines))
+    listed = {line["name"]: line for line in RunCatalog(root).summaries()}
+    assert (listed["a"]["time"], listed["a"]["step"]) == (None, 50)
 
 
 def test_only_runs_of_the_folder_can_be_read(root: Path) -> None:

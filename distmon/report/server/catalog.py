@@ -69,7 +69,7 @@ class RunCatalog:
             "name": name,
             "state": state,
             "why": why,
-            "time": last["time"] if last else None,
+            "time": last.get("time") if last else None,
             "step": last["step"] if last else None,
             "loss": number(next(iter(run.series("train/step_loss_ema")[-1:]), None)),
             "ranks": attempts[-1].get("world_size") if attempts else None,
