@@ -320,9 +320,9 @@ class Monitor:
         The empty state of a disabled monitor is a fresh start. So is one that cannot be read: it
         is logged, and nothing of it is loaded.
         """
-        if not state:
-            return
         try:
+            if not state:
+                return
             with self._in_use:
                 self.lane.settle()
                 self._saved.load(state)

@@ -31,7 +31,7 @@ from benchmarks.overhead.wall_time import ALL, Trained
 PARTS: Final = {
     "distmon.monitor:Monitor": "before_step after_step step",
     "distmon.runtime.idle_lane:CompiledLane": "settle open",
-    "distmon.runtime.observation_cycle:ObservationCycle": "take_in advance prepare_step _start",
+    "distmon.runtime.observation_cycle:ObservationCycle": "take_in advance prepare_step",
     "distmon.runtime.observer:Observer": "snapshot measure start unpack",
     "distmon.probe.native_probe:NativeProbe": "snapshot measure",
     "distmon.collect.ownership:Ownership": "columns",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from row_reference import CPU, Case, poisoned_rows
 
-from csrc_triton import exact_stats, gradient_runs, sampled_stats, snapshot
+from csrc_triton import exact_stats, gradient_runs, nonfinite_counts, sampled_stats, snapshot
 from csrc_triton.address_layout import ADDRESS_COLUMNS, dtype_code
 from csrc_triton.exact_stats import CHUNK, ExactTables, fill_exact_columns
 from csrc_triton.gradient_runs import CHUNK_RUNS, RunTables, fill_run_columns
@@ -42,6 +42,7 @@ KERNELS = (
     (gradient_runs, "run_rows_kernel"),
     (exact_stats, "exact_chunks_kernel"),
     (exact_stats, "exact_rows_kernel"),
+    (nonfinite_counts, "nonfinite_counts_kernel"),
 )
 
 
@@ -122,6 +123,7 @@ def compiled_kinds(
             case.grad = torch.zeros_like(case.after, dtype=grad_dtype)
         probe.snapshot()
         probe.measure(poisoned_rows(3, bins), torch.ones(3, dtype=torch.float64))
+        probe.count_nonfinite()
     return before, launched
 
 

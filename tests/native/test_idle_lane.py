@@ -16,6 +16,7 @@ from distmon import Monitor
 from distmon.collect.telemetry import model_hooks
 from distmon.native import NativeModule
 from distmon.runtime.idle_lane import CompiledLane, PythonLane
+from distmon.runtime.step_completion import StepCompletion
 from distmon.runtime.worker import EvaluationWorker
 
 INTERVAL = 50
@@ -198,13 +199,13 @@ def test_steps_stay_idle_while_an_observation_is_evaluated(
     model, optimizer, monitor = attach(tmp_path)
     monkeypatch.setattr(EvaluationWorker, "busy", True)
     python_steps: list[int] = []
-    before = Monitor._step
+    before = StepCompletion.complete
 
-    def counted(self: Monitor, *arguments: Any) -> None:
+    def counted(self: StepCompletion, *arguments: Any) -> None:
         before(self, *arguments)
-        python_steps.append(self._parts.schedule.completed)
+        python_steps.append(monitor.parts.schedule.completed)
 
-    monkeypatch.setattr(Monitor, "_step", counted)
+    monkeypatch.setattr(StepCompletion, "complete", counted)
     with monitor:
         for _ in range(3 * INTERVAL):
             optimizer.zero_grad()

@@ -41,7 +41,7 @@ def losses_of(outbox: HostOutbox[None]) -> dict[int, float]:
     assert first is not None
     assert first.buffers is not None
     outbox.remove_first()
-    return first.buffers.read_losses([first.step])
+    return first.buffers.view.read_losses([first.step])
 
 
 def check_both_outboxes_carry_what_the_device_computes() -> None:
@@ -54,7 +54,7 @@ def check_both_outboxes_carry_what_the_device_computes() -> None:
         first = outbox.first_arrived()
         assert first is not None
         assert first.buffers is not None
-        fields, errors = first.buffers.read_slots()
+        fields, errors = first.buffers.view.read_slots()
         assert fields["tokens"].tolist() == [3.0]
         assert errors == {0: "text"}
         assert losses_of(outbox) == {10: 4.0}
@@ -72,7 +72,7 @@ def check_without_memory_the_host_sends_nothing_and_the_device_everything() -> N
         first = outbox.first_arrived()
         assert first is not None
         assert first.buffers is not None
-        assert first.buffers.read_losses([10]) == {10: 4.0}
+        assert first.buffers.view.read_losses([10]) == {10: 4.0}
         outbox.remove_first()
         pool.give(first.buffers)
         assert losses_of(outbox) == expected, kind

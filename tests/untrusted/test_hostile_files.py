@@ -145,7 +145,7 @@ def test_params_arrow_is_read_on_after_damage_in_its_middle(tmp_path: Path) -> N
 
 
 def test_a_batch_that_asks_for_more_than_its_file_holds(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", 12, 6)
+    run = write_run(tmp_path / "run", 200, 6)  # smaller batches are not compressed
     file = run / "params.arrow"
     ends = [end for _, end in params_file.whole_messages(file)]
     content = bytearray(file.read_bytes())

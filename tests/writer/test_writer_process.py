@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
@@ -191,7 +192,7 @@ def test_a_killed_writer_is_replaced_again_and_again(
     assert written(tmp_path / "run", 8) == [*range(1, 9)]
     assert attempts(tmp_path) == [0]
 
-    monkeypatch.setattr(writer_start, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(writer_start, "FIRST_PAUSE_S", 500.0)
     os.kill(worker.process.pid, signal.SIGKILL)
     assert ended(worker.process.pid)
     wait_for(lambda: worker._absent)
@@ -200,7 +201,7 @@ def test_a_killed_writer_is_replaced_again_and_again(
     monitor.close()  # which does not wait for the pause
     messages = " ".join(caplog.messages)
     assert "starting another one; " not in messages
-    assert "starting another one in 1000 s" in messages
+    assert "starting another one in 500 s" in messages
     assert written(tmp_path / "run", 11) == [*range(1, 12)]
     assert "step:8 " in capfd.readouterr().out
 
@@ -307,8 +308,8 @@ def test_a_killed_training_loses_nothing_and_imports_nothing(tmp_path: Path) -> 
     said = dict(line.split(" ", 1) for line in outcome.stdout.splitlines() if line[0] in "wict")
     try:
         assert said["imported"] == "[]"
-        threads = ["distmon-claim", "distmon-print", "distmon-writer-answers"]
-        assert said["threads"] == str(threads)
+        threads = {*ast.literal_eval(said["threads"])} - {"distmon-print"}  # from its first text on
+        assert threads == {"distmon-claim", "distmon-writer-answers"}
         assert ended(int(said["writer"]))
         run = read_run(tmp_path / "run")
         assert [record["step"] for record in run.records] == [*range(1, 13)]
