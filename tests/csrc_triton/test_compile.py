@@ -10,7 +10,7 @@ import sys
 import pytest
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
-DISASSEMBLED = "exact_chunks"
+DISASSEMBLED = "exact_chunks,nonfinite_counts"
 """Whose loads are looked at. Of the others the resources are enough: no stack, no local memory."""
 
 
