@@ -76,7 +76,7 @@ class Monitor:
         """The thread of `step`, from the first step on; only it may take observations on."""
         self._saved = SavedState(parts)
         self._in_use = threading.RLock()
-        """Held by the thread that takes observations on or ends them, that of `step` or of `close`."""
+        """Held by the thread that takes observations on, or ends them."""
         self._close_is_due = False
         """Another thread has called `close` in a long step, which closes at its end."""
         # A compiler that traced into them, from the hooks of a compiled optimizer step, would
