@@ -24,6 +24,8 @@ import distmon
 STRIDE = 1 if os.environ.get("ALL_FAULTS") else 4
 """`ALL_FAULTS=1 pytest` injects at every call on every rank; without it every fourth, a different
 one on each rank."""
+MORE_TRIES = 8
+"""Rounds of 12 steps more for a call that was not made in the first ones."""
 LONGEST_STEP_S = 30.0
 """Far above the few seconds that the monitor may wait where a decision is pending, and far below
 the timeout of a collective."""
@@ -146,7 +148,14 @@ def _inject(run: _Monitored, sites: list[Call], fresh: bool = False) -> tuple[li
             run.attach()
         site = sites[number] if number < len(sites) else None
         run.note(number, site)
-        if not run.steps(Injection(site), 12 if fresh else 2) and site is not None:
+        injection = Injection(site)
+        is_missed = not run.steps(injection, 12 if fresh else 2) and site is not None
+        for _ in range(MORE_TRIES if fresh else 0):
+            # What is done with an alert comes when it was evaluated, which nobody waits for.
+            if not _most(is_missed):
+                break
+            is_missed = not run.steps(injection, 12) and site is not None
+        if is_missed:
             missed.append(site)
         # A call that other ranks depend on, as launching a collective, ends the monitoring.
         if _most(run.monitor.closed) and not fresh:
