@@ -202,6 +202,14 @@ MUTATIONS = (
         ranks=2,
     ),
     Mutation(
+        "a norm that is not reduced yet is taken for the total",
+        "layout/test_reported.py::"
+        "test_a_norm_that_is_partial_over_ranks_is_reduced_with_the_observation",
+        "distmon/layout/reported.py",
+        "    if not _is_dtensor(value):\n        return value, 0.0",
+        "    return value, 0.0",
+    ),
+    Mutation(
         "a loss takes its place before it is known to be a number",
         "collect/test_losses.py::test_a_loss_that_is_no_number_leaves_the_ring_as_it_was",
         "distmon/collect/losses.py",
