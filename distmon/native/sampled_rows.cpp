@@ -14,7 +14,7 @@ namespace {
 
 // A group of samples is taken in by pieces of this many; the default sample has 128 in a group.
 constexpr int piece = 128;
-static_assert(piece % run == 0 && run % lanes == 0);
+static_assert(piece % run == 0 && piece % lanes == 0);
 
 // Entries that are asked for early: samples lie all over memory, so most of the time is spent on
 // waiting for them. It made no difference whether 16 or 256.
