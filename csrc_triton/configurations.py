@@ -10,6 +10,8 @@ import triton.language as tl
 
 from csrc_triton import activation_stats, exact_stats, gradient_runs, nonfinite_counts
 from csrc_triton.address_layout import DTYPE_CODES, dtype_set
+from csrc_triton.histogram import count_constants
+from csrc_triton.row_layout import BIN_WORDS
 from csrc_triton.sampled_stats import REGISTER_LIMITS, STATS_BLOCK_WIDTH, sampled_stats_kernel
 from csrc_triton.snapshot import snapshot_kernel
 from csrc_triton.tables import SAMPLED_WARPS, VALUE_TYPES
@@ -50,7 +52,7 @@ def shipped_configurations() -> list[Configuration]:
     for name, dtypes in sets.items():
         result += [
             _snapshot(name, dtypes, tl.float32, tl.int32),
-            _sampled(name, dtypes, tl.float32, tl.int32, True),
+            _sampled(name, dtypes, tl.float32, tl.int32, BIN_WORDS[0]),
             _exact_chunks(name, dtypes, tl.float32, True),
             _exact_chunks(f"{name} no bins", dtypes, tl.float32, False),
             _run_chunks(name, dtypes, tl.float32, tl.int32),
@@ -63,17 +65,17 @@ def shipped_configurations() -> list[Configuration]:
     ):
         result += [
             _snapshot(name, dtypes, value, tl.int64),
-            _sampled(name, dtypes, value, tl.int64, True),
+            _sampled(name, dtypes, value, tl.int64, BIN_WORDS[-1]),
             _exact_chunks(name, dtypes, value, True),
             _run_chunks(name, dtypes, value, tl.int64),
             _nonfinite(name, dtypes, value),
         ]
     result += [
         _snapshot("bf16+fp32 small sample", mixed, tl.float32, tl.int32, width=16),
-        _sampled("bf16+fp32 no bins", mixed, tl.float32, tl.int32, False),
+        _sampled("bf16+fp32 many ranks", mixed, tl.float32, tl.int32, BIN_WORDS[1]),
+        _sampled("bf16+fp32 no bins", mixed, tl.float32, tl.int32, 0),
         _exact_chunks("all as fp64 no bins", everything, tl.float64, False),
-        _exact_rows(True),
-        _exact_rows(False),
+        *(_exact_rows(words) for words in (*BIN_WORDS, 0)),
         _run_rows(),
         *(_activation(name) for name in ("fp32", "bf16", "fp16", "fp64")),
     ]
@@ -89,7 +91,7 @@ def _snapshot(
 
 
 def _sampled(
-    name: str, dtypes: int, value: tl.dtype, offset: tl.dtype, histogram: bool
+    name: str, dtypes: int, value: tl.dtype, offset: tl.dtype, words: int
 ) -> Configuration:
     pointers = {
         **_ROWS,
@@ -103,7 +105,7 @@ def _sampled(
         "DTYPES": dtypes,
         "VALUE": value,
         "OFFSET": offset,
-        "HISTOGRAM": histogram,
+        **count_constants(words),
         "BLOCK_W": STATS_BLOCK_WIDTH,
     }
     return Configuration(
@@ -146,7 +148,7 @@ def _exact_chunks(name: str, dtypes: int, value: tl.dtype, histogram: bool) -> C
     )
 
 
-def _exact_rows(histogram: bool) -> Configuration:
+def _exact_rows(words: int) -> Configuration:
     pointers = {
         "p_addresses": "*i64",
         "p_rows": "*i32",
@@ -160,10 +162,10 @@ def _exact_rows(histogram: bool) -> Configuration:
     }
     return Configuration(
         "exact_rows",
-        "bins" if histogram else "no bins",
+        f"bins in {words} words" if words else "no bins",
         exact_stats.exact_rows_kernel,
         pointers,
-        {"HISTOGRAM": histogram, "LINES": exact_stats.LINES},
+        {**count_constants(words), "LINES": exact_stats.LINES},
         exact_stats.WARPS,
         exact_stats.ROW_REGISTERS,
     )

@@ -23,7 +23,7 @@ import triton.language as tl
 from csrc_triton.chunk_places import place_chunk
 from csrc_triton.dtypes import load_values
 from csrc_triton.finite import add_block, times
-from csrc_triton.histogram import signed_bin
+from csrc_triton.histogram import count_constants, padded_words, signed_bin
 from csrc_triton.partials import (
     P_HIGH,
     P_SQUARES,
@@ -31,7 +31,15 @@ from csrc_triton.partials import (
     combine_partials,
     store_partials,
 )
-from csrc_triton.row_layout import BINS, GROUPS, MAX, MAX_COLUMNS, SUM, SUM_COLUMNS
+from csrc_triton.row_layout import (
+    BINS,
+    GROUPS,
+    MAX,
+    MAX_COLUMNS,
+    PADDED_BINS,
+    SUM,
+    SUM_COLUMNS,
+)
 from csrc_triton.tables import (
     A_COLUMNS,
     A_GRAD,
@@ -55,6 +63,7 @@ PARTIALS: Final = 8
 
 _GROUPS: tl.constexpr = tl.constexpr(GROUPS)
 _BINS: tl.constexpr = tl.constexpr(BINS)
+_PADDED_BINS: tl.constexpr = tl.constexpr(PADDED_BINS)
 _PARTIALS: tl.constexpr = tl.constexpr(PARTIALS)
 _USED: tl.constexpr = tl.constexpr(len(PARTIAL_COLUMNS) + 1)
 _SUMS: tl.constexpr = tl.constexpr(len(SUM_COLUMNS))
@@ -106,7 +115,7 @@ def exact_chunks_kernel(
     b_flags = tl.zeros((BLOCK,), tl.int32)
     b_high = tl.full((BLOCK,), float("-inf"), VALUE)
     b_low = tl.full((BLOCK,), float("-inf"), VALUE)
-    b_bins = tl.zeros((_BINS,), tl.int32)
+    b_bins = tl.zeros((_PADDED_BINS,), tl.int32)
     m_all = tl.full((BLOCK,), 1, tl.int1)
 
     for _ in range(blocks):
@@ -119,7 +128,7 @@ def exact_chunks_kernel(
         b_sq += b_wide * b_wide
         if HISTOGRAM:
             if is_grad:
-                b_bins += tl.histogram(signed_bin(b_x), _BINS, mask=m_x)
+                b_bins += tl.histogram(signed_bin(b_x), _PADDED_BINS, mask=m_x)
     edge = length - blocks * BLOCK
     for first in range(0, edge, BLOCK):
         # Head and tail together: lanes below `head` read the beginning, the others the end.
@@ -133,14 +142,15 @@ def exact_chunks_kernel(
         b_sq += b_wide * b_wide
         if HISTOGRAM:
             if is_grad:
-                b_bins += tl.histogram(signed_bin(b_x), _BINS, mask=m_x)
+                b_bins += tl.histogram(signed_bin(b_x), _PADDED_BINS, mask=m_x)
 
     p_line = p_partials + chunk * _PARTIALS
     store_partials(p_line, b_sum, b_flags, b_high, b_low)
     tl.store(p_line + P_SQUARES, tl.sum(b_sq, 0))
     if HISTOGRAM:
         if is_grad:
-            p_count = p_counts + tensor * _BINS + tl.arange(0, _BINS)
+            # Those beyond _BINS have counted nothing.
+            p_count = p_counts + tensor * _BINS + tl.arange(0, _PADDED_BINS)
             tl.atomic_add(p_count, b_bins.to(tl.int64), mask=b_bins > 0, sem="relaxed")
 
 
@@ -157,7 +167,8 @@ def exact_rows_kernel(
     p_maxima,
     p_bins,
     gradients,
-    HISTOGRAM: tl.constexpr,
+    WORDS: tl.constexpr,
+    COUNT_BITS: tl.constexpr,
     LINES: tl.constexpr,
 ):
     tensor = tl.program_id(0).to(tl.int64)
@@ -192,14 +203,17 @@ def exact_rows_kernel(
     else:
         w_absmax = tl.max(tl.where(m_extreme, b_top, float("-inf")), 0)
         tl.store(p_max + _W_ABSMAX, w_absmax.to(tl.float32))
-    if HISTOGRAM:
+    if WORDS:
         if is_grad:
-            o_bin = tl.arange(0, _BINS)
-            p_counted = p_counts + tensor * _BINS + o_bin
-            b_count = tl.load(p_counted)
-            tl.store(p_bins + row * _BINS + o_bin, b_count.to(tl.float64) * factor)
-            # Ready for the next observation, so that nothing else has to clear them.
-            tl.store(p_counted, tl.zeros((_BINS,), tl.int64))
+            o_word = padded_words(WORDS)
+            m_word = o_word < WORDS
+            b_words = tl.zeros_like(o_word).to(tl.int64)
+            for place in tl.static_range(_BINS // WORDS):
+                p_counted = p_counts + tensor * _BINS + place * WORDS + o_word
+                b_words += tl.load(p_counted, mask=m_word, other=0) << (place * COUNT_BITS)
+                # Ready for the next observation, so that nothing else has to clear them.
+                tl.store(p_counted, tl.zeros_like(b_words), mask=m_word)
+            tl.store(p_bins + row * WORDS + o_word, b_words.to(tl.float64) * factor, mask=m_word)
 
 
 @dataclass(frozen=True)
@@ -316,7 +330,7 @@ def fill_exact_columns(
         outputs.maxima,
         outputs.sums if outputs.bins is None else outputs.bins,
         tables.gradients,
-        HISTOGRAM=histogram,
+        **count_constants(outputs.words if histogram else 0),
         LINES=LINES,
         num_warps=WARPS,
         **({} if torch.version.hip else {"maxnreg": ROW_REGISTERS}),

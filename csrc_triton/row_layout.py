@@ -11,6 +11,9 @@ Conventions
   sharding.
 - The histogram has BINS signed bins in value order. Bin edges are the float32 numbers with
   MANTISSA_BITS mantissa bits, so finding a bin is a shift of the bit pattern.
+- Counts are small integers, so a float64 holds several: word w of a row of `words` words holds the
+  counts of bins w, w + words, w + 2 * words, ..., `count_bits(words)` bits each. Sums of words over
+  ranks are sums of counts, as long as no count exceeds its bits.
 """
 
 from __future__ import annotations
@@ -56,14 +59,31 @@ MAX_COLUMNS: Final[tuple[str, ...]] = ("w_absmax", "g_max", "g_negmin", "u_absma
 SUM: Final[dict[str, int]] = {name: i for i, name in enumerate(SUM_COLUMNS)}
 MAX: Final[dict[str, int]] = {name: i for i, name in enumerate(MAX_COLUMNS)}
 
-MANTISSA_BITS: Final = 2
-BINS: Final = 512
+MANTISSA_BITS: Final = 1
+BINS: Final = 240
+PADDED_BINS: Final = 256
+"""The next power of two, which is what a Triton block can have."""
 HALF_BINS: Final = BINS // 2
 SMALLEST_EXPONENT: Final = -44
 """Magnitudes below 2**-44 (5.7e-14) share the two middle bins and read as zero."""
 KEY_SHIFT: Final = 23 - MANTISSA_BITS
 KEY_BASE: Final = ((SMALLEST_EXPONENT + 127) << MANTISSA_BITS) - 1
 """`clamp((bits >> KEY_SHIFT) - KEY_BASE, 0, HALF_BINS - 1)` is the magnitude's bin; the last one
-holds all magnitudes from 1.5 * 2**19 on and is read as the measured extreme."""
-RELATIVE_ERROR: Final = 0.5 / (1 << MANTISSA_BITS)
-"""Maximum relative distance of a value from the middle of its bin: 12.5%."""
+holds all magnitudes from 2**15 on and is read as the measured extreme."""
+BIN_WIDTH: Final = 1 / (1 << MANTISSA_BITS)
+"""Maximum width of a bin, relative to the values in it: 50%."""
+
+BIN_WORDS: Final = tuple(BINS // counts for counts in (3, 2, 1))
+"""Into how many words the bins of a row can be packed."""
+_EXACT_BITS: Final = 52
+"""Integers of so many bits are exact in float64, and so are their sums up to the next bit."""
+
+
+def count_bits(words: int) -> int:
+    """Return the bits of each count where the bins of a row are packed into `words` words."""
+    return _EXACT_BITS // (BINS // words)
+
+
+def bin_words(most: int) -> int:
+    """Return the fewest words that hold the bins of a row in which no count exceeds `most`."""
+    return next((words for words in BIN_WORDS if most < 1 << count_bits(words)), BINS)

@@ -17,8 +17,8 @@ import triton.language as tl
 
 from csrc_triton.dtypes import load_values
 from csrc_triton.finite import is_finite, times
-from csrc_triton.histogram import signed_bin
-from csrc_triton.row_layout import BINS, GROUPS, MAX, MAX_COLUMNS, SUM, SUM_COLUMNS
+from csrc_triton.histogram import count_constants, packed, padded_words, signed_bin
+from csrc_triton.row_layout import GROUPS, MAX, MAX_COLUMNS, PADDED_BINS, SUM, SUM_COLUMNS
 from csrc_triton.tables import (
     A_COLUMNS,
     A_GRAD,
@@ -44,7 +44,7 @@ MAX_SLOTS_PER_GROUP: Final = STATS_BLOCK_WIDTH << 15
 """Flags are counted in 16-bit halves: more passes than 2**15 could overflow them."""
 
 _GROUPS: tl.constexpr = tl.constexpr(GROUPS)
-_BINS: tl.constexpr = tl.constexpr(BINS)
+_PADDED_BINS: tl.constexpr = tl.constexpr(PADDED_BINS)
 _SUMS: tl.constexpr = tl.constexpr(len(SUM_COLUMNS))
 _MAXIMA: tl.constexpr = tl.constexpr(len(MAX_COLUMNS))
 _FIRST_OWN: tl.constexpr = tl.constexpr(SUM["w_count"])
@@ -124,7 +124,8 @@ def sampled_stats_kernel(
     DTYPES: tl.constexpr,
     VALUE: tl.constexpr,
     OFFSET: tl.constexpr,
-    HISTOGRAM: tl.constexpr,
+    WORDS: tl.constexpr,
+    COUNT_BITS: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -158,7 +159,7 @@ def sampled_stats_kernel(
     b_g_max = tl.full((_GROUPS, BLOCK_W), lowest, VALUE)
     b_g_negmin = tl.full((_GROUPS, BLOCK_W), lowest, VALUE)
     b_u_absmax = tl.full((_GROUPS, BLOCK_W), lowest, VALUE)
-    b_bins = tl.zeros((_BINS,), tl.int32)
+    b_bins = tl.zeros((_PADDED_BINS,), tl.int32)
 
     for first in range(0, width, BLOCK_W):
         o_column = first + tl.arange(0, BLOCK_W)
@@ -219,10 +220,10 @@ def sampled_stats_kernel(
         b_power = tl.where(m_lost, b_power, 0).to(VALUE, bitcast=True).to(tl.float64)
         b_bound += b_power * b_power
 
-        if HISTOGRAM:
+        if WORDS:
             b_bin = tl.reshape(signed_bin(b_g), (_GROUPS * BLOCK_W,))
             m_counted = tl.reshape(m_g, (_GROUPS * BLOCK_W,))
-            b_bins += tl.histogram(b_bin, _BINS, mask=m_counted)
+            b_bins += tl.histogram(b_bin, _PADDED_BINS, mask=m_counted)
 
     taken = tl.load(p_applied + row)
     graded = tl.where(grad != 0, taken, 0.0)
@@ -258,9 +259,10 @@ def sampled_stats_kernel(
     tl.store(p_max + _G_NEGMIN, tl.where(graded > 0, largest(b_g_negmin), lowest).to(tl.float32))
     tl.store(p_max + _U_ABSMAX, tl.where(taken > 0, largest(b_u_absmax), lowest).to(tl.float32))
     tl.store(p_checksums + row, total(b_checksum))
-    if HISTOGRAM:
-        o_bin = tl.arange(0, _BINS)
-        tl.store(p_bins + row * _BINS + o_bin, b_bins.to(tl.float64) * graded)
+    if WORDS:
+        o_word = padded_words(WORDS)
+        b_words = packed(b_bins, o_word, WORDS, COUNT_BITS)
+        tl.store(p_bins + row * WORDS + o_word, b_words * graded, mask=o_word < WORDS)
 
 
 def fill_sampled_rows(
@@ -301,7 +303,7 @@ def fill_sampled_rows(
         DTYPES=dtypes,
         VALUE=VALUE_TYPES[tables.snapshot.dtype],
         OFFSET=OFFSET_TYPES[tables.offset_dtype],
-        HISTOGRAM=outputs.bins is not None,
+        **count_constants(outputs.words),
         BLOCK_W=STATS_BLOCK_WIDTH,
         num_warps=SAMPLED_WARPS,
         **limit,

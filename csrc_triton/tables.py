@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 
 from csrc_triton.address_layout import ADDRESS, ADDRESS_COLUMNS
-from csrc_triton.row_layout import BINS, GROUPS, MAX_COLUMNS, SUM_COLUMNS
+from csrc_triton.row_layout import BIN_WORDS, BINS, GROUPS, MAX_COLUMNS, SUM_COLUMNS
 
 A_COLUMNS: tl.constexpr = tl.constexpr(len(ADDRESS_COLUMNS))
 A_WEIGHT: tl.constexpr = tl.constexpr(ADDRESS["weight"])
@@ -132,9 +132,14 @@ class RowOutputs:
     maxima: torch.Tensor
     """float32 [parameters, MAX_COLUMNS]"""
     bins: torch.Tensor | None
-    """float64 [parameters, BINS], or None for no histogram."""
+    """float64 [parameters, words]: packed counts of BINS bins; None for no histogram."""
     checksums: torch.Tensor
     """int64 [parameters]"""
+
+    @property
+    def words(self) -> int:
+        """Words that the bins of a row are packed into; 0 for no histogram."""
+        return 0 if self.bins is None else self.bins.shape[-1]
 
     def verify(self, rows: int, device: torch.device) -> None:
         """Raise unless every table has `rows` rows of the right kind on `device`."""
@@ -142,4 +147,5 @@ class RowOutputs:
         check("maxima", self.maxima, torch.float32, (rows, len(MAX_COLUMNS)), device)
         check("checksums", self.checksums, torch.int64, (rows,), device)
         if self.bins is not None:
-            check("bins", self.bins, torch.float64, (rows, BINS), device)
+            words = self.words if self.words in BIN_WORDS else BINS
+            check("bins", self.bins, torch.float64, (rows, words), device)

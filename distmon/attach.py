@@ -28,7 +28,15 @@ from distmon.config import MonitorConfig, load_config
 from distmon.errors import DistmonError, PlanMismatchError
 from distmon.layout import NamedModule, Shard, capture, named_modules, written_module
 from distmon.layout.checks import check_devices
-from distmon.layout.parameter_table import RankContents, complete, describe, merge, merge_modules
+from distmon.layout.parameter_table import (
+    RankContents,
+    complete,
+    describe,
+    held_shares,
+    merge,
+    merge_modules,
+    parameter_names,
+)
 from distmon.monitor import Monitor
 from distmon.probe.read_cost import gradient_read_seconds
 from distmon.reduce.channel import Channel
@@ -140,11 +148,16 @@ def _attach_source(source: Source, options: Options) -> Monitor | DisabledMonito
         prepared = local.run(lambda: _prepare(source, settings, options.own_rules), _Prepared())
         contents = exchange(ranks, prepared.contents)
         hosts = ranks.hosts()
+        names = parameter_names(contents)
+        held = local.run(lambda: held_shares(names, prepared.shards), [0.0] * len(names))
+        copies = ranks.most_copies(held)
         seconds = local.run(lambda: gradient_read_seconds(prepared.shards), 0.0)
         seconds = ranks.slowest(seconds)
         monitor = local.run(
             lambda: _build(
-                _blueprint(prepared, contents, hosts, seconds, settings, ranks, source.device),
+                _blueprint(
+                    prepared, contents, hosts, seconds, copies, settings, ranks, source.device
+                ),
                 spectra,
                 source,
                 options,
@@ -299,6 +312,7 @@ def _blueprint(
     contents: Mapping[int, RankContents],
     hosts: tuple[str, ...],
     seconds: float,
+    copies: int,
     settings: MonitorConfig,
     ranks: Ranks,
     device: torch.device,
@@ -326,6 +340,7 @@ def _blueprint(
         reading=choose_reading(settings.sample_size, settings.budget, settings.interval, seconds),
         catalog=catalog,
         watched=WatchedModel(prepared.modules, prepared.roots, in_stages=len(contents) > 1),
+        copies=copies,
     )
 
 

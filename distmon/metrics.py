@@ -172,11 +172,11 @@ update_expected | | | 1 when an update of zero in the sample proves it frozen
 """Of each parameter, in every record."""
 
 PERCENTILE_METRICS: Final = metric_table("""
-grad_p25 | | percentile over elements | 25th percentile of the gradient, within 12.5% of its value
-grad_p50 | | percentile over elements | 50th percentile of the gradient, within 12.5% of its value
-grad_p75 | | percentile over elements | 75th percentile of the gradient, within 12.5% of its value
-grad_p95 | | percentile over elements | 95th percentile of the gradient, within 12.5% of its value
-grad_p99 | | percentile over elements | 99th percentile of the gradient, within 12.5% of its value
+grad_p25 | | percentile over elements | 25th percentile of the gradient, from a histogram
+grad_p50 | | percentile over elements | 50th percentile of the gradient, from a histogram
+grad_p75 | | percentile over elements | 75th percentile of the gradient, from a histogram
+grad_p95 | | percentile over elements | 95th percentile of the gradient, from a histogram
+grad_p99 | | percentile over elements | 99th percentile of the gradient, from a histogram
 """)
 """Of each parameter, with `percentiles` on; one for each of GRAD_PERCENTILES."""
 

@@ -15,7 +15,7 @@ from small_runs import batch, quiet, small_model
 from torch.nn.parallel import DistributedDataParallel
 
 import distmon
-from csrc_triton.row_layout import RELATIVE_ERROR, SMALLEST_EXPONENT
+from csrc_triton.row_layout import BIN_WIDTH, SMALLEST_EXPONENT
 from distmon.errors import PlanMismatchError
 from distmon.metrics import GRAD_PERCENTILES
 from distmon.record.statistics import DEGREES, student_factor
@@ -120,7 +120,7 @@ def test_records_hold_the_truth_of_the_sampled_elements(one_process: dict[str, A
                 rank = (len(ordered) - 1) * quantile / 100
                 ends = ordered[[int(np.floor(rank)), int(np.ceil(rank))]]
                 share = rank - np.floor(rank)
-                bound = RELATIVE_ERROR * np.dot([1 - share, share], np.abs(ends))
+                bound = BIN_WIDTH * np.dot([1 - share, share], np.abs(ends))
                 exact = np.percentile(values["grad"], quantile)
                 error = abs(record[f"grad_p{quantile}"][i] - exact)
                 assert error <= bound + 2.0**SMALLEST_EXPONENT

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from csrc_triton.row_layout import BIN_WORDS
 from distmon.reduce.reduced_view import BufferSizes
 from distmon.runtime.observer import MOST_HISTOGRAMS
 
@@ -102,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(f"{'model':10} {'MB':>7} " + " ".join(f"{world:>7}" for world in WORLDS))
     for model, parameters in MODELS.items():
-        sizes = [BufferSizes(parameters, w, parameters <= MOST_HISTOGRAMS, 100) for w in WORLDS]
+        words = BIN_WORDS[0] if parameters <= MOST_HISTOGRAMS else 0  # as sharded parameters have
+        sizes = [BufferSizes(parameters, w, words, 100) for w in WORLDS]
         # The SUM and the MAX buffer are reduced side by side, through the same connection.
         times = [
             ring_seconds(w, s.nbytes, latency, bandwidth)

@@ -161,7 +161,7 @@ def measure(model: str, parallelism: str, world: int, rank: int) -> Cost:
     Sampling.describe(plan, [len(s.global_shape) for s in shards], [True] * len(shards))
     end = time.process_time()
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    bins = len(shards) <= MOST_HISTOGRAMS
+    words = plan.bin_words(1) if len(shards) <= MOST_HISTOGRAMS else 0
     return Cost(
         tensors=len(shards),
         sampled_here=int(sum(int(c.group_counts.sum()) for c in plan.chunks)),
@@ -169,8 +169,8 @@ def measure(model: str, parallelism: str, world: int, rank: int) -> Cost:
         plan_seconds=end - captured,
         plan_bytes=plan.nbytes,
         grown_bytes=(after - before) * 1024,
-        sent_bytes=BufferSizes(len(shards), world, bins, INTERVAL).nbytes,
-        has_bins=bins,
+        sent_bytes=BufferSizes(len(shards), world, words, INTERVAL).nbytes,
+        has_bins=words > 0,
     )
 
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
+from csrc_triton.row_layout import BIN_WORDS, BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.errors import ConfigError
 from distmon.reduce.rank_slots import SLOT_SIZE
 from distmon.sampling.reading import SampleSize
@@ -131,9 +131,10 @@ def _legend(verdicts: list[Verdict], ranks: int) -> str:
         "parameters and observations.",
         "read per rank: sampled elements; copies: elements read by all ranks, divided by the size "
         f"of the sample of all parameters{f' ({compared[0].sample})' if compared else ''}.",
-        f"bytes: {len(SUM_COLUMNS)} sums x 8 + {BINS} bins x 8 + {len(MAX_COLUMNS)} maxima x 4 per "
-        f"parameter, {SLOT_SIZE} x 8 per rank ({ranks} ranks), 2 x 8 per loss,",
-        "8 per sampled element of a partial gradient, and the rows of the activations.",
+        f"bytes: {len(SUM_COLUMNS)} sums x 8 + {BINS} bins in {BIN_WORDS[0]} to {BINS} x 8 + "
+        f"{len(MAX_COLUMNS)} maxima x 4 per parameter, {SLOT_SIZE} x 8 per rank ({ranks} ranks),",
+        "2 x 8 per loss, 8 per sampled element of a partial gradient, and the rows of the "
+        "activations.",
     ]
     noise = sorted({name for c in compared for name in c.not_compared})
     if noise:

@@ -63,6 +63,19 @@ def describe(shards: Iterable[Shard]) -> list[Entry]:
     ]
 
 
+def parameter_names(contents: Mapping[int, RankContents]) -> list[str]:
+    """Return the names of all parameters of all ranks, in the same order on every rank."""
+    return [*dict.fromkeys(entry.name for each in contents.values() for entry in each.parameters)]
+
+
+def held_shares(names: Sequence[str], shards: Iterable[Shard]) -> list[float]:
+    """Return how much of each of the named parameters this rank holds, from 0 to 1."""
+    shares = dict.fromkeys(names, 0.0)
+    for shard in shards:
+        shares[shard.name] = shard.weight().numel() / max(1, shard.numel)
+    return [*shares.values()]
+
+
 def merge(lists: Mapping[int, Sequence[Entry]]) -> list[Entry]:
     """Merge the entries of all ranks into one table in layer order.
 

@@ -131,7 +131,7 @@ void write_sums(
 struct Row {
   double* sums;
   float* maxima;
-  double* bins;  // nullptr: no histogram
+  Bins bins;
   double applied;
 };
 
@@ -151,7 +151,7 @@ void write_grad(const Whole<Value>& grad, const Row& row) {
     row.maxima[layout::g_max] = totals.highest();
     row.maxima[layout::g_negmin] = totals.lowest_negated();
   }
-  if (row.bins != nullptr) {
+  if (row.bins.words != nullptr) {
     Histogram<Value, int64_t> histogram = grad.histogram();
     histogram.write(row.applied, totals.nan() + totals.inf(), row.bins);
   }
@@ -192,7 +192,7 @@ void fill_exact_columns(const std::vector<WholeRow>& rows, int threads, const Ex
       tensors.push_back(whole(row.weight, row.weight_code, row.numel, false));
     }
     if (reads_grad(row)) {
-      tensors.push_back(whole(row.grad, row.grad_code, row.numel, out.bins != nullptr));
+      tensors.push_back(whole(row.grad, row.grad_code, row.numel, out.bins.words != nullptr));
     }
   }
   read_all(tensors, threads);
@@ -201,7 +201,7 @@ void fill_exact_columns(const std::vector<WholeRow>& rows, int threads, const Ex
     const int64_t i = row.row;
     const Row here = {
         out.sums + i * layout::sum_columns, out.maxima + i * layout::max_columns,
-        out.bins == nullptr ? nullptr : out.bins + i * layout::bins, out.applied[i]};
+        out.bins.of_row(i), out.applied[i]};
     if (row.wanted & whole_weight) {
       std::visit([&](auto& one) { write_weight(one, here); }, *next++);
     }

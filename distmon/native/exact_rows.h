@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "running_totals.h"
+
 constexpr uint8_t whole_weight = 1, whole_grad = 2;
 
 // One parameter of which the weight, the gradient or both are read in full.
@@ -19,7 +21,7 @@ struct ExactOutputs {
   const double* applied;
   double* sums;
   float* maxima;
-  double* bins;  // nullptr: no histogram
+  Bins bins;
 };
 
 // Replaces sampled columns. Needs no interpreter lock; throws when memory or a thread fails.

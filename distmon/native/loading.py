@@ -74,6 +74,8 @@ class RowReader(Protocol):
         placed: bool,
         threads: int,
         bins_in_full: bool,
+        words: int,
+        count_bits: int,
         applied: NDArray[np.float64],
         sums: NDArray[np.float64],
         maxima: NDArray[np.float32],
@@ -82,6 +84,7 @@ class RowReader(Protocol):
     ) -> Missing | list[int]:
         """Fill every column of every row; return the rows that have no gradient.
 
+        The bins of a row are packed into `words` words, `count_bits` for each count.
         Releases the interpreter's lock while it reads tensors in full, on up to `threads` threads.
         """
         ...

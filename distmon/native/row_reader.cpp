@@ -8,6 +8,7 @@
 #include <Python.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -163,11 +164,11 @@ class RowReader {
 
   // A list of the rows that have no gradient, or a tuple as above.
   PyObject* measure(PyObject* arguments) {
-    int placed, threads, bins_in_full;
+    int placed, threads, bins_in_full, words, count_bits;
     PyObject *applied, *sums, *maxima, *bins, *checksums;
     if (!PyArg_ParseTuple(
-            arguments, "pipOOOOO", &placed, &threads, &bins_in_full, &applied, &sums, &maxima,
-            &bins, &checksums)) {
+            arguments, "pipiiOOOOO", &placed, &threads, &bins_in_full, &words, &count_bits,
+            &applied, &sums, &maxima, &bins, &checksums)) {
       return nullptr;
     }
     Buffers buffers;
@@ -175,9 +176,14 @@ class RowReader {
     const RowOutputs out = {
         buffers.write<double>(sums, rows() * layout::sum_columns),
         buffers.write<float>(maxima, rows() * layout::max_columns),
-        bins == Py_None ? nullptr : buffers.write<double>(bins, rows() * layout::bins),
+        {bins == Py_None ? nullptr : buffers.write<double>(bins, rows() * words), words,
+         std::ldexp(1.0, count_bits)},
         buffers.write<int64_t>(checksums, rows())};
     if (buffers.failed()) {
+      return nullptr;
+    }
+    if (bins != Py_None && (words <= 0 || layout::bins % words != 0)) {
+      PyErr_SetString(PyExc_ValueError, "bins cannot be packed into so many words");
       return nullptr;
     }
     // Before they are found: to keep one may run Python code.
@@ -199,7 +205,7 @@ class RowReader {
     }
     fill_gradient_runs(runs_.data(), rows(), taken, out.sums, out.maxima);
     if (!whole_.empty()) {
-      fill_in_full(threads, {taken, out.sums, out.maxima, bins_in_full ? out.bins : nullptr});
+      fill_in_full(threads, {taken, out.sums, out.maxima, bins_in_full ? out.bins : Bins{}});
     }
     return without_grad();
   }

@@ -235,6 +235,17 @@ struct Totals {
   }
 };
 
+// The words of one row that hold its counts; see row_layout.py.
+struct Bins {
+  double* words;  // nullptr: no histogram
+  int count;
+  double next_place;  // what a count in the second place of a word is multiplied by
+
+  Bins of_row(int64_t row) const {
+    return {words == nullptr ? nullptr : words + row * count, count, next_place};
+  }
+};
+
 // Counts by signed log-spaced bin of numbers that are all finite. `Count` holds how many there are.
 template <typename Value, typename Count>
 class Histogram {
@@ -265,11 +276,17 @@ class Histogram {
     }
   }
 
-  // `replaced` of the zeros only stand for what was not finite.
-  void write(double factor, int64_t replaced, double* out) {
+  // Packs the counts into words; `replaced` of the zeros only stand for what was not finite.
+  void write(double factor, int64_t replaced, const Bins& out) {
     counts_[0][layout::half_bins] -= static_cast<Count>(replaced);
-    for (int bin = 0; bin < layout::bins; ++bin) {
-      out[bin] = static_cast<double>(counts_[0][bin] + counts_[1][bin]) * factor;
+    std::fill_n(out.words, out.count, 0.0);
+    double size = factor;
+    for (int first = 0; first < layout::bins; first += out.count) {
+      for (int word = 0; word < out.count; ++word) {
+        const int bin = first + word;
+        out.words[word] += static_cast<double>(counts_[0][bin] + counts_[1][bin]) * size;
+      }
+      size *= out.next_place;
     }
   }
 

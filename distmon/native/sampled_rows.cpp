@@ -253,7 +253,7 @@ void fill_row(
         if (factors.grads > 0) {
           read_samples(row.grad, row.grad_code, row.grad_at, at.grad_entry, count, nan, g);
           totals.grads.add(g, full);
-          if (out.bins != nullptr) {
+          if (out.bins.words != nullptr) {
             totals.histogram.add(g, full);
           }
         } else {
@@ -270,7 +270,7 @@ void fill_row(
       });
   write_sums(totals, factors, sums);
   write_maxima(totals, factors, out.maxima);
-  if (out.bins != nullptr) {
+  if (out.bins.words != nullptr) {
     totals.histogram.write(factors.grads, totals.nonfinite_grads(), out.bins);
   }
   *out.checksums = static_cast<int64_t>(totals.checksum);
@@ -305,7 +305,7 @@ void fill_sampled_rows(
   for (int64_t i = 0; i < count; ++i) {
     const RowOutputs here = {
         out.sums + i * layout::sum_columns, out.maxima + i * layout::max_columns,
-        out.bins == nullptr ? nullptr : out.bins + i * layout::bins, out.checksums + i};
+        out.bins.of_row(i), out.checksums + i};
     fill_row(
         rows[i], snapshot + rows[i].start, multipliers, half_ulp[i], applied[i], here, prefetcher);
   }

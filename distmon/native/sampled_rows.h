@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "running_totals.h"
 #include "sample_table.h"
 
 // What is read of one parameter.
@@ -25,7 +26,7 @@ struct Multipliers {
 struct RowOutputs {
   double* sums;
   float* maxima;
-  double* bins;  // nullptr: no histogram
+  Bins bins;
   int64_t* checksums;
 };
 

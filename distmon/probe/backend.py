@@ -48,8 +48,10 @@ class Probe(Protocol):
         ...
 
 
-def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) -> Probe:
-    """The probe for this plan.
+def choose_probe(
+    backend: Backend, plan: SamplePlan, shards: Sequence[Shard], words: int = BINS
+) -> Probe:
+    """The probe for this plan, ready to fill rows whose bins are packed into `words` words.
 
     `auto` takes Triton on a GPU and the native module on a CPU where it is built, and says in one
     line why when what is there cannot be used; "triton" and "native" raise ConfigError instead.
@@ -73,7 +75,7 @@ def choose_probe(backend: Backend, plan: SamplePlan, shards: Sequence[Shard]) ->
 
             probe = TritonProbe(plan, shards, module)
             if plan.device.type == "cuda":
-                _compile_now(probe, plan)
+                _compile_now(probe, plan, words or BINS)
             return probe
         if module is not None:
             return NativeProbe(plan, shards, module)
@@ -118,7 +120,7 @@ def _check_device(backend: Backend, device: torch.device) -> None:
         )
 
 
-def _compile_now(probe: TritonProbe, plan: SamplePlan) -> None:
+def _compile_now(probe: TritonProbe, plan: SamplePlan, words: int) -> None:
     """Launch every kernel once on rows that are thrown away.
 
     The kernels compile here and not in the middle of the first observed step, and a missing
@@ -128,7 +130,7 @@ def _compile_now(probe: TritonProbe, plan: SamplePlan) -> None:
     rows = Rows(
         torch.empty((count, len(SUM_COLUMNS)), dtype=torch.float64, device=device),
         torch.empty((count, len(MAX_COLUMNS)), device=device),
-        torch.empty((count, BINS), dtype=torch.float64, device=device),
+        torch.empty((count, words), dtype=torch.float64, device=device),
     )
     probe.compile(rows)
     torch.accelerator.synchronize(device)

@@ -7,10 +7,10 @@ from typing import Final
 
 import torch
 
-from csrc_triton.row_layout import GROUPS, HALF_BINS, MAX, SUM
+from csrc_triton.row_layout import BINS, GROUPS, HALF_BINS, MAX, SUM
 from distmon.layout import Shard
 from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
-from distmon.probe.log_bins import histogram_by_row
+from distmon.probe.log_bins import histogram_by_row, pack_bins
 from distmon.probe.rows import Rows
 from distmon.sampling.plan import SamplePlan
 
@@ -46,9 +46,9 @@ class WholePass:
     ) -> None:
         total = torch.zeros(5, dtype=torch.float64, device=tensor.device)
         extremes = torch.full((2,), -torch.inf, device=tensor.device)
-        bins = rows.bins[i] if self._bins and rows.bins is not None and what == "g" else None
-        if bins is not None:
-            bins.zero_()
+        bins = None
+        if self._bins and rows.bins is not None and what == "g":
+            bins = torch.zeros(BINS, dtype=torch.float64, device=tensor.device)
         for part in parts(tensor):
             wide = part.dtype if part.dtype == torch.float64 else torch.float32
             x = part.to(wide, copy=True).view(1, -1)
@@ -63,8 +63,8 @@ class WholePass:
         if applied is not None:
             total = total * applied
             extremes = torch.where(applied > 0, extremes, -torch.inf)
-            if bins is not None:
-                bins.mul_(applied)
+            if bins is not None and rows.bins is not None:
+                rows.bins[i] = pack_bins(bins * applied, rows.bins.shape[1])
         first = SUM[f"{what}_sq0"]
         rows.sums[i, first : first + GROUPS] = 0
         rows.sums[i, first] = total[1]

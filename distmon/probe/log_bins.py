@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from csrc_triton.row_layout import BINS, HALF_BINS, KEY_BASE, KEY_SHIFT
+from csrc_triton.row_layout import BINS, HALF_BINS, KEY_BASE, KEY_SHIFT, count_bits
 
 
 def log_bin(values: torch.Tensor) -> torch.Tensor:
@@ -22,3 +22,10 @@ def histogram_by_row(values: torch.Tensor) -> torch.Tensor:
     counts = torch.zeros((len(values), BINS), dtype=torch.int32, device=values.device)
     one = torch.ones((), dtype=torch.int32, device=values.device)
     return counts.scatter_add_(1, bins, one.expand_as(bins)).double()
+
+
+def pack_bins(counts: torch.Tensor, words: int) -> torch.Tensor:
+    """Pack float64 counts [..., BINS] into float64 [..., words]; see `row_layout`."""
+    places = counts.view(*counts.shape[:-1], BINS // words, words)
+    sizes = torch.arange(BINS // words, dtype=torch.float64, device=counts.device)
+    return (places * torch.exp2(sizes * count_bits(words)).unsqueeze(-1)).sum(-2)

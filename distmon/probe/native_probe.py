@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from csrc_triton.address_layout import dtype_set
-from csrc_triton.row_layout import GROUPS
+from csrc_triton.row_layout import GROUPS, count_bits
 from distmon.layout import Shard
 from distmon.native import WHOLE_GRAD, WHOLE_WEIGHT, Missing, NativeModule, RowReader
 from distmon.probe.address_table import in_memory_order, is_dense
@@ -86,9 +86,12 @@ class NativeProbe:
     @torch.no_grad()
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
         """Fill `rows` from the weights, gradients and snapshot; see `TorchProbe.measure`."""
+        words = 0 if rows.bins is None else rows.bins.shape[1]
         out = (
             torch.get_num_threads(),
             self._bins_in_full,
+            words,
+            count_bits(words) if words else 0,
             applied.numpy(),
             rows.sums.numpy(),
             rows.maxima.numpy(),

@@ -19,7 +19,7 @@ class Rows:
     maxima: torch.Tensor
     """float32 [parameters, MAX_COLUMNS]"""
     bins: torch.Tensor | None
-    """float64 [parameters, BINS], or None when percentiles are off."""
+    """float64 [parameters, words]: packed counts of BINS bins; None when percentiles are off."""
 
     @classmethod
     def like(cls, other: Rows) -> Rows:

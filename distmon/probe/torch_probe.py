@@ -16,7 +16,7 @@ from distmon.device import to_device
 from distmon.layout import Shard
 from distmon.probe.exact import WholePass, count_whole_gradients, nonfinite_counts
 from distmon.probe.finite import highest, is_nonzero, take_out_nonfinite
-from distmon.probe.log_bins import histogram_by_row
+from distmon.probe.log_bins import histogram_by_row, pack_bins
 from distmon.probe.rows import Rows
 from distmon.probe.sampled_gradients import SampledGradients
 from distmon.sampling.plan import Chunk, SamplePlan
@@ -184,7 +184,8 @@ class _Block:
         if rows.bins is not None:
             bins = histogram_by_row(g)
             bins[:, HALF_BINS] -= not_sampled
-            rows.bins.index_copy_(0, self.row_ids, bins * graded[:, None])
+            words = pack_bins(bins * graded[:, None], rows.bins.shape[1])
+            rows.bins.index_copy_(0, self.row_ids, words)
         return present
 
 

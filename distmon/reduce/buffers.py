@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
+from csrc_triton.row_layout import MAX_COLUMNS, SUM_COLUMNS
 from distmon.collect.losses import Number, host_value, split_by_place
 from distmon.device import to_device
 from distmon.probe import Rows
@@ -49,7 +49,7 @@ class Buffers:
         self.rows = Rows(
             sums=rows.view(sizes.parameters, len(SUM_COLUMNS)),
             maxima=row_maxima.view(sizes.parameters, len(MAX_COLUMNS)),
-            bins=histogram.view(sizes.parameters, BINS) if sizes.bins else None,
+            bins=histogram.view(sizes.parameters, sizes.bins) if sizes.bins else None,
         )
         self._slots = slots.view(sizes.ranks, SLOT_SIZE)
         self._losses = losses.view(2, sizes.losses)

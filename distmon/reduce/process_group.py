@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -85,6 +86,16 @@ class Ranks:
         """Return the longest time of any rank, to the nanosecond. A collective call."""
         mine = torch.tensor([int(1e9 * seconds)])
         return float(self.gather(mine).max()) / 1e9
+
+    def most_copies(self, held: Sequence[float]) -> int:
+        """Return how many ranks hold the same elements of a parameter, of that with most copies.
+
+        `held`: the share of each parameter that this rank holds. A collective call.
+        """
+        shares = torch.tensor(held, dtype=torch.float64)
+        self.searches.all_reduce(shares, dist.ReduceOp.SUM)
+        most = shares.max().item() if len(held) else 1.0
+        return max(1, math.ceil(most - 1e-6))  # shares that add up to 1 may do so up to rounding
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Gather equal-sized integer tables from all ranks: [size, *values.shape]."""

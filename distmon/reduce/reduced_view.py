@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM, SUM_COLUMNS
+from distmon.probe.percentiles import unpack_bins
 from distmon.reduce.rank_slots import SLOT_SIZE, unpack
 from distmon.reduce.reduced import NONFINITE, Floats, Reduced
 
@@ -23,7 +23,8 @@ class BufferSizes:
 
     parameters: int
     ranks: int = 1
-    bins: bool = True
+    bins: int = BINS
+    """Words that the bins of a parameter are packed into; 0: without percentiles."""
     losses: int = 1
     partial_gradients: int = 0
     blocks: int = 0
@@ -35,7 +36,7 @@ class BufferSizes:
         """Numbers in each part of the SUM buffer."""
         return [
             self.parameters * len(SUM_COLUMNS),
-            self.parameters * BINS if self.bins else 0,
+            self.parameters * self.bins,
             self.ranks * SLOT_SIZE,
             2 * self.losses,
             self.partial_gradients,
@@ -66,7 +67,9 @@ class ReducedView:
             added[begin:end] for begin, end in zip([0, *ends], ends, strict=False)
         )
         self.sums: Floats = rows.reshape(sizes.parameters, len(SUM_COLUMNS))
-        self.bins = bins.reshape(sizes.parameters, BINS) if sizes.bins else None
+        self.bins: Floats | None = None
+        if sizes.bins:
+            self.bins = bins.reshape(sizes.parameters, sizes.bins)
         self.slots: Floats = slots.reshape(sizes.ranks, SLOT_SIZE)
         self.losses: Floats = losses.reshape(2, sizes.losses)
         self.partial_gradients, self.blocks, self.inside = partial, blocks, inside
@@ -97,11 +100,10 @@ class ReducedView:
     def read(self) -> Reduced:
         """Return a copy of the reduced numbers."""
         fields, errors = self.read_slots()
-        bins: NDArray[np.floating[Any]] | None = self.bins
         return Reduced(
             sums=self.sums.copy(),
             maxima=self.maxima.astype(np.float64),
-            bins=None if bins is None else bins.astype(np.float32),
+            bins=None if self.bins is None else unpack_bins(self.bins),
             ranks=fields,
             errors=errors,
             partial_gradients=self.partial_gradients.copy(),

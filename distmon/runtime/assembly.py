@@ -60,6 +60,8 @@ class Blueprint:
     catalog: Catalog
     """What is watched inside the model."""
     watched: WatchedModel
+    copies: int
+    """Ranks that hold the same elements of a parameter, of the one that most ranks hold."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
         blueprint.reading,
         _gain(blueprint, source.device),
         Inside(blueprint.catalog, blueprint.watched, source.device),
+        blueprint.copies,
     )
     finite_watch = FiniteWatch(
         observer.count_nonfinite,

@@ -41,9 +41,10 @@ from distmon.sampling.sample import REPLICA_CLASSES
 log = logging.getLogger("distmon")
 MOST_LOSSES = 4096
 """Most steps whose losses one observation sends; of a longer interval the last ones."""
-MOST_HISTOGRAMS = 1 << 14
-"""Parameters up to which histograms of gradients are sent: 67 MB. Above it, no percentiles;
-the other statistics are 376 bytes for each parameter."""
+MOST_HISTOGRAMS = 1 << 15
+"""Parameters up to which histograms of gradients are sent: 33 MB, or up to twice as much where a
+parameter is on many ranks. Above it, no percentiles; the other statistics are 376 bytes for each
+parameter."""
 _48_BITS = (1 << 48) - 1
 
 
@@ -59,8 +60,10 @@ class Observer:
         reading: Reading,
         gain: BackwardNorms,
         inside: Inside,
+        copies: int,
     ) -> None:
         self._shards = shards
+        self._copies = copies
         self._ownership = ownership
         self.ranks = ranks
         self.config = config
@@ -72,7 +75,7 @@ class Observer:
             [len(s.global_shape) for s in shards],
             [s.requires_grad() for s in shards],
         )
-        self._probe = choose_probe(config.backend, self.plan, shards)
+        self._probe = choose_probe(config.backend, self.plan, shards, self._bin_words)
         self._partial = PartialGradients(self.plan, shards)
         self.gain = gain
         self.inside = inside
@@ -111,11 +114,17 @@ class Observer:
     def _loss_slots(self) -> int:
         return min(self._interval, MOST_LOSSES)
 
+    @property
+    def _bin_words(self) -> int:
+        if not self.config.percentiles or len(self._shards) > MOST_HISTOGRAMS:
+            return 0
+        return self.plan.bin_words(self._copies)
+
     def _sizes(self) -> BufferSizes:
         return BufferSizes(
             parameters=len(self._shards),
             ranks=self.ranks.size,
-            bins=self.config.percentiles and len(self._shards) <= MOST_HISTOGRAMS,
+            bins=self._bin_words,
             losses=self._loss_slots,
             partial_gradients=self._partial.size,
             blocks=self.gain.size,
@@ -198,7 +207,7 @@ class Observer:
         log.log(level, "distmon: parameter %s%s", replaced[0].sentence, more)
         self._ownership.refresh()
         self.plan = build_plan(self._shards, self._reading, self.config.seed, self.plan.device)
-        self._probe = choose_probe(self.config.backend, self.plan, self._shards)
+        self._probe = choose_probe(self.config.backend, self.plan, self._shards, self._bin_words)
         self._partial = PartialGradients(self.plan, self._shards)
         self._searches = self._make_searches()
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from csrc_triton.row_layout import GROUPS
+from csrc_triton.row_layout import GROUPS, bin_words
 from distmon.layout import Shard
 from distmon.sampling.designs import gradient_samples, weight_samples, whole_sample
 from distmon.sampling.gradient_runs import GradientRuns, build_gradient_runs
@@ -89,6 +89,17 @@ class SamplePlan:
             "gradient_elements": int(self.gradient_numbers.count.sum()),
             "gradient_read_seconds": self.reading.seconds,
         }
+
+    def bin_words(self, copies: int) -> int:
+        """Return the words that the bins of a row are packed into.
+
+        `copies`: ranks that hold the same element of a parameter, on average over its elements.
+        """
+        counted = self.numbers.count
+        if self.reading.whole_weights:  # so are the bins
+            counted = np.array([sample.numel for sample in self.samples])
+        # Twice: one part of a parameter may be on more ranks than another.
+        return bin_words(2 * copies * int(counted.max(initial=0)))
 
     @property
     def whole_weights(self) -> list[int]:

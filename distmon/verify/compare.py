@@ -9,7 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from csrc_triton.row_layout import BINS, HALF_BINS, MAX_COLUMNS, RELATIVE_ERROR, SUM_COLUMNS
+from csrc_triton.row_layout import (
+    BIN_WIDTH,
+    HALF_BINS,
+    MAX_COLUMNS,
+    SUM_COLUMNS,
+    bin_words,
+)
 from distmon.record.record import Record
 from distmon.reduce.rank_slots import SLOT_SIZE
 from distmon.verify.columns import ACTIVATION_COLUMNS, COLUMNS, TOTALS
@@ -20,7 +26,6 @@ from distmon.verify.parallelisms import Limits
 _LOSS_ROUNDINGS: Final = 16
 """A model may compute its loss in float32; the mean over ranks then rounds a few times more."""
 COLLECTIVES: Final = 2
-_BIN_WIDTH = 2 * RELATIVE_ERROR
 """Relative to the values in the bin."""
 _COUNT_LIMIT = 1e-12
 """Counts must be equal; this allows for rounding in the quotient of two counts."""
@@ -115,12 +120,20 @@ def bytes_of_observation(truth: Expected, ranks: Sequence[Observed], interval: i
     For partial gradients it also sends the sampled elements and one scale factor, and the rows of
     the activations that are watched.
     """
-    row = 8 * len(SUM_COLUMNS) + 8 * BINS + 4 * len(MAX_COLUMNS)
+    row = 8 * len(SUM_COLUMNS) + 8 * _bin_words(truth, ranks) + 4 * len(MAX_COLUMNS)
     partial = frozenset[str]().union(*(rank.partial for rank in ranks))
     samples: dict[str, int] = dict(zip(truth.names, truth.gradient_sampled.tolist(), strict=True))
     elements = sum(samples[name] + 1 for name in partial)
     total = len(truth.names) * row + len(ranks) * 8 * SLOT_SIZE + 2 * 8 * interval + 8 * elements
     return total + ranks[0].watched_bytes
+
+
+def _bin_words(truth: Expected, ranks: Sequence[Observed]) -> int:
+    """Return the words that hold the bins of a row when every rank counts what it holds."""
+    read = [sum(rank.sampled.get(name, 0) for rank in ranks) for name in truth.names]
+    copies = np.ceil((np.array(read) / np.maximum(truth.sampled, 1)).max(initial=1))
+    counted = max(truth.sampled.max(initial=0), truth.histogram.sum(1).max(initial=0))
+    return bin_words(2 * int(copies) * int(counted))
 
 
 def _incomparable(expected: Sequence[Expected], ranks: Sequence[Observed]) -> list[str]:
@@ -187,7 +200,7 @@ def _record(
         if column.kind == "percentiles" and limits.bins > 0:
             # Rounding may move an element into the next bin, and the percentile by a bin's width.
             with np.errstate(divide="ignore", invalid="ignore"):
-                width = _BIN_WIDTH * np.abs(want) / scale
+                width = BIN_WIDTH * np.abs(want) / scale
             size = np.maximum(size - np.where(np.isfinite(width), width, 0.0), 0.0)
         yield _worst(column.name, column.kind, size, limit, truth, want, have)
     if record.params.grad_histogram is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from csrc_triton.row_layout import (
+    BIN_WORDS,
     BINS,
     GROUPS,
     HALF_BINS,
@@ -62,13 +63,13 @@ class Case:
         return shard, step
 
 
-def poisoned_rows(count: int, bins: bool = True) -> Rows:
+def poisoned_rows(count: int, bins: bool = True, words: int = BIN_WORDS[0]) -> Rows:
     """Rows full of NaN: what a probe does not write shows."""
     nan = float("nan")
     return Rows(
         sums=torch.full((count, len(SUM_COLUMNS)), nan, dtype=torch.float64),
         maxima=torch.full((count, len(MAX_COLUMNS)), nan),
-        bins=torch.full((count, BINS), nan, dtype=torch.float64) if bins else None,
+        bins=torch.full((count, words), nan, dtype=torch.float64) if bins else None,
     )
 
 
@@ -80,6 +81,7 @@ def run(
     change_plan: Callable[[SamplePlan], SamplePlan] = lambda plan: plan,
     bins: bool = True,
     reading: Reading | None = None,
+    words: int = BIN_WORDS[0],
 ) -> tuple[Rows, Probe, SamplePlan]:
     """Snapshot, step and measure through a probe, with everything poisoned before.
 
@@ -96,9 +98,20 @@ def run(
     probe.snapshot()
     for _, step in pairs:
         step()
-    rows = poisoned_rows(len(cases), bins)
+    rows = poisoned_rows(len(cases), bins, words)
     probe.measure(rows, torch.tensor([c.taken for c in cases], dtype=torch.float64))
     return rows, probe, plan
+
+
+def counts_in(words: torch.Tensor) -> list[int]:
+    """The counts of BINS bins that a row of words holds, taken out by division."""
+    size = {80: 1 << 17, 120: 1 << 26, 240: 1 << 52}[len(words)]
+    counts, rest = [], [int(word) for word in words.tolist()]
+    for _ in range(BINS // len(words)):
+        counts += [number % size for number in rest]
+        rest = [number // size for number in rest]
+    assert not any(rest)
+    return counts
 
 
 def flat(tensor: torch.Tensor, kept: torch.dtype) -> torch.Tensor:
@@ -223,7 +236,7 @@ def assert_rows(rows: Rows, cases: Sequence[Case], plan: SamplePlan) -> None:
         for name, value in maxima.items():
             assert float(rows.maxima[i, MAX[name]]) == value, f"{about} {name}"
         if rows.bins is not None:
-            np.testing.assert_array_equal(rows.bins[i].numpy(), bins, err_msg=about)
+            np.testing.assert_array_equal(counts_in(rows.bins[i]), bins, err_msg=about)
 
 
 # Counts, which have to be equal; what is left are sums, that depend on the order of additions.

@@ -176,7 +176,7 @@ def test_tables_refuse(changed: dict, error: type[Exception], words: str) -> Non
     [
         ({"sums": torch.zeros((2, 3), dtype=torch.float64)}, "sums must have shape"),
         ({"maxima": torch.zeros((2, 4), dtype=torch.float64)}, "maxima must be"),
-        ({"bins": torch.zeros((1, BINS), dtype=torch.float64)}, "bins must have shape"),
+        ({"bins": torch.zeros((1, BINS + 1), dtype=torch.float64)}, "bins must have shape"),
         ({"checksums": torch.zeros(2)}, "checksums must be"),
         (
             {"sums": torch.zeros((len(SUM_COLUMNS), 2), dtype=torch.float64).t()},

@@ -17,7 +17,8 @@ from row_reference import (
     run,
 )
 
-from csrc_triton.row_layout import GROUPS, MAX_COLUMNS, SUM
+from csrc_triton.row_layout import BIN_WORDS, GROUPS, MAX_COLUMNS, SUM
+from distmon.probe import TorchProbe
 from distmon.sampling.plan import SamplePlan
 
 pytestmark = pytest.mark.usefixtures("launches")
@@ -195,6 +196,17 @@ def test_strided_weights_and_gradients() -> None:
     cases[4].after = cases[4].before + 1e-3
     rows, _, plan = run(cases)
     assert_rows(rows, cases, plan)
+
+
+@pytest.mark.parametrize("words", BIN_WORDS)
+@pytest.mark.parametrize("exact", [False, True])
+def test_bins_are_packed_into_any_number_of_words(words: int, exact: bool) -> None:
+    cases = make_cases("extreme", (torch.float32,))
+    rows, _, plan = run(cases, words=words, exact=exact)
+    if not exact:
+        assert_rows(rows, cases, plan)
+    torch_rows, _, _ = run(cases, TorchProbe, words=words, exact=exact)
+    assert torch.equal(rows.bins, torch_rows.bins)
 
 
 def test_no_bins_and_the_same_bits_twice() -> None:

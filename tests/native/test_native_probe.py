@@ -28,7 +28,7 @@ from test_sampled_stats import DTYPES, SIZES, _Nowhere, _SecondHalf, make_cases,
 
 import distmon
 from csrc_triton.address_layout import DTYPE_CODES
-from csrc_triton.row_layout import MAX_COLUMNS, SUM
+from csrc_triton.row_layout import BIN_WORDS, MAX_COLUMNS, SUM
 from distmon.errors import ConfigError
 from distmon.layout import capture
 from distmon.layout.plain import plain_shard
@@ -119,6 +119,18 @@ def test_a_parameter_that_is_elsewhere_leaves_a_row_that_adds_nothing(
         assert int(probe.row_checksums[0]) == 0
 
 
+@pytest.mark.parametrize("words", BIN_WORDS)
+def test_bins_are_packed_into_any_number_of_words(
+    words: int, probe_type: Callable[..., Probe]
+) -> None:
+    cases = make_cases("extreme", (torch.float32,))
+    rows, _, plan = run(cases, probe_type, words=words)
+    assert_rows(rows, cases, plan)
+    rows, _, _ = run(cases, probe_type, words=words, exact=True)
+    expected, _, _ = run(cases, TorchProbe, words=words, exact=True)
+    assert torch.equal(rows.bins, expected.bins)
+
+
 def test_no_bins_and_the_same_bits_twice(probe_type: Callable[..., Probe]) -> None:
     cases = make_cases("extreme", (torch.bfloat16,))
     for exact in (False, True):
@@ -179,7 +191,7 @@ def test_a_tensor_that_could_not_be_placed_is_not_read_later(
         probe.measure(rows, torch.ones(2, dtype=torch.float64))
     probe._reader = reader
     missing = reader.measure(
-        *(False, 1, False, np.ones(2), rows.sums.numpy(), rows.maxima.numpy(), None),
+        *(False, 1, False, 0, 0, np.ones(2), rows.sums.numpy(), rows.maxima.numpy(), None),
         np.zeros(2, np.int64),
     )
     assert missing == ([0, 1], [0, 1])

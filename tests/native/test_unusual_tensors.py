@@ -176,7 +176,7 @@ def test_what_cplusplus_throws_is_a_python_exception(
     )
     rows = (np.zeros((1, len(SUM_COLUMNS))), np.zeros((1, len(MAX_COLUMNS)), np.float32))
     with pytest.raises(error):
-        reader.measure(False, 1, False, np.ones(1), *rows, None, none)
+        reader.measure(False, 1, False, 0, 0, np.ones(1), *rows, None, none)
 
 
 class _Nesting(torch.nn.Module):

@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from csrc_triton.row_layout import BINS, RELATIVE_ERROR, SMALLEST_EXPONENT
-from distmon.probe.log_bins import histogram_by_row, log_bin
-from distmon.probe.percentiles import bin_values, percentiles
+from csrc_triton.row_layout import (
+    BIN_WIDTH,
+    BIN_WORDS,
+    BINS,
+    SMALLEST_EXPONENT,
+    bin_words,
+    count_bits,
+)
+from distmon.probe.log_bins import histogram_by_row, log_bin, pack_bins
+from distmon.probe.percentiles import bin_values, percentiles, unpack_bins
 
 QUANTILES = (0, 25, 50, 75, 95, 99, 100)
 
@@ -22,9 +29,7 @@ def _bound(values: np.ndarray, quantile: float) -> float:
     rank = (len(values) - 1) * quantile / 100
     low, high = ordered[int(np.floor(rank))], ordered[int(np.ceil(rank))]
     fraction = rank - np.floor(rank)
-    return (
-        RELATIVE_ERROR * ((1 - fraction) * abs(low) + fraction * abs(high)) + 2.0**SMALLEST_EXPONENT
-    )
+    return BIN_WIDTH * ((1 - fraction) * abs(low) + fraction * abs(high)) + 2.0**SMALLEST_EXPONENT
 
 
 def _estimates(values: np.ndarray) -> list[float]:
@@ -37,7 +42,7 @@ def _estimates(values: np.ndarray) -> list[float]:
     arrays.arrays(
         np.float32,
         st.integers(1, 400),
-        elements=st.floats(-(2.0**19), 2.0**19, width=32, allow_subnormal=True),
+        elements=st.floats(-(2.0**15), 2.0**15, width=32, allow_subnormal=True),
     )
 )
 @settings(max_examples=300, deadline=None)
@@ -53,6 +58,20 @@ def test_percentiles_of_normal_gradients(scale: float) -> None:
     exact = np.percentile(values.astype(np.float64), QUANTILES)
     for quantile, truth, estimate in zip(QUANTILES, exact, _estimates(values), strict=True):
         assert abs(estimate - truth) <= _bound(values, quantile)
+
+
+@pytest.mark.parametrize("words", BIN_WORDS)
+def test_sums_of_packed_counts_are_sums_of_counts(words: int) -> None:
+    most = min(1 << count_bits(words), 1 << 20) - 1
+    counts = torch.from_numpy(np.random.default_rng(0).integers(0, most // 4, (4, 3, BINS)))
+    counts[:, 0] = most // 4  # every bin of the first row is full
+    added = pack_bins(counts.double(), words).sum(0)
+    assert unpack_bins(added.numpy()).tolist() == counts.sum(0).tolist()
+
+
+def test_words_have_room_for_what_is_counted() -> None:
+    assert [bin_words(most) for most in (0, (1 << 17) - 1, 1 << 17, 1 << 26)] == [80, 80, 120, 240]
+    assert all(bin_words((1 << count_bits(words)) - 1) <= words for words in BIN_WORDS)
 
 
 def test_bins_are_in_value_order_and_hold_their_own_value() -> None:

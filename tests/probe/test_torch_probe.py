@@ -8,7 +8,7 @@ import torch
 from reference import reference_bins, reference_row
 from row_reference import gradient_elements
 
-from csrc_triton.row_layout import MAX_COLUMNS, SUM, SUM_COLUMNS
+from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.layout import capture
 from distmon.probe import Rows, TorchProbe
 from distmon.reduce.buffers import HostBuffers
@@ -94,7 +94,7 @@ def test_rows_equal_the_float64_reference(kind: str, dtype: torch.dtype) -> None
         assert rows.maxima[i].double().tolist() == pytest.approx(
             maxima.tolist(), rel=2.0**-23, abs=2.0**-149
         )
-        expected = np.zeros(512)
+        expected = np.zeros(BINS)
         if parameter.grad is not None:
             expected = reference_bins(parameter.grad, plan.samples[i])
         assert rows.bins[i].tolist() == expected.tolist()

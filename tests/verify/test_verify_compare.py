@@ -13,7 +13,7 @@ from distmon.record.record import Record
 from distmon.reduce.findings import Desync
 from distmon.sampling.reading import Reading
 from distmon.verify.columns import COLUMNS, KINDS, Column
-from distmon.verify.compare import Comparison, Difference, compare
+from distmon.verify.compare import Comparison, Difference, bytes_of_observation, compare
 from distmon.verify.expected import Expected, expect
 from distmon.verify.observe import Observed, observe
 from distmon.verify.parallelisms import PLAIN, Limits
@@ -154,11 +154,9 @@ def test_problems_that_a_record_reports(
     assert found.differences or "step" in change  # numbers are compared where that is possible
 
 
-def _as_two(alone: Observed) -> list[Observed]:
+def _as_two(truth: list[Expected], alone: Observed) -> list[Observed]:
     """Return two ranks that each hold the whole model and send the right number of bytes."""
-    from distmon.reduce.rank_slots import SLOT_SIZE
-
-    nbytes = int(alone.records[0].metrics["performance/monitor_bytes"]) + 8 * SLOT_SIZE
+    nbytes = bytes_of_observation(truth[0], [alone, alone], INTERVAL)
     records = tuple(
         replace(r, metrics={**r.metrics, "performance/monitor_bytes": float(nbytes)})
         for r in alone.records
@@ -169,7 +167,7 @@ def _as_two(alone: Observed) -> list[Observed]:
 
 
 def test_two_equal_ranks(truth: list[Expected], alone: Observed) -> None:
-    found = _compared(truth, *_as_two(alone))
+    found = _compared(truth, *_as_two(truth, alone))
     assert found.ok, found.problems
     assert sum(found.sampled) == 2 * found.sample
 
@@ -186,7 +184,7 @@ def test_two_equal_ranks(truth: list[Expected], alone: Observed) -> None:
 def test_costs_and_counts(
     change: dict[str, Any], words: str, truth: list[Expected], alone: Observed
 ) -> None:
-    first, second = _as_two(alone)
+    first, second = _as_two(truth, alone)
     if "sampled" in change:
         change = {"sampled": {**second.sampled, "gate.scale": 5}}
     found = _compared(truth, first, replace(second, **change))
@@ -195,7 +193,7 @@ def test_costs_and_counts(
 
 
 def test_ranks_with_different_records(truth: list[Expected], alone: Observed) -> None:
-    first, second = _as_two(alone)
+    first, second = _as_two(truth, alone)
     second = _with_column(second, "grad_norm", 1.0)
     (problem,) = _compared(truth, first, second).problems
     assert problem == f"step {STEPS}: grad_norm on rank 1 differs from that on rank 0"
