@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ SYMPTOMS: Final = (
     *("grad_norm_decay", "grad_norm_low", "grad_imbalance", "gain_absolute", "gain_drift"),
     *("update_ratio_high", "update_ratio_low", "update_ratio_phase", "not_learning", "overfit"),
     *("weight_norm_spike", "val_increase", "slow_improvement", "eval_plateau", "underfit"),
-    *("lr_check", "loss_flat", "loss_insensitive", "weight_collapse", "nonfinite"),
+    *("lr_check", "loss_flat", "loss_insensitive", "weight_collapse", "exploding_rows"),
+    "nonfinite",
 )
 """Rules that see an effect, which one of the causes may explain."""
 UNSTABLE: Final = (
@@ -42,9 +43,17 @@ class Diagnosis:
         self._observation = 0
         self._causes: dict[str, dict[str, Any]] = {}
 
-    def combine(self, alerts: Sequence[Alert], record: Record) -> list[Alert]:
-        """Return the alerts with one diagnosis; the advice of causes replaces that of symptoms."""
+    def combine(
+        self, alerts: Sequence[Alert], record: Record, lasting: Collection[str] = ()
+    ) -> list[Alert]:
+        """Return the alerts with one diagnosis; the advice of causes replaces that of symptoms.
+
+        `lasting`: rules that still find what they have alerted of; they go on being causes.
+        """
         self._observation += 1
+        for name in lasting:
+            if name in self._causes:
+                self._causes[name]["observation"] = self._observation
         oldest = self._observation - REMEMBERED
         self._causes = {k: c for k, c in self._causes.items() if c["observation"] > oldest}
         for alert in alerts:

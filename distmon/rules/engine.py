@@ -122,7 +122,8 @@ class RuleEngine:
                 self._active = [each for each in self._active if each is not active]
             except Exception as error:
                 failures[rule.name] = error
-        alerts = self.diagnosis.combine(alerts, record)
+        lasting = [name for name, state in self.states.items() if state.is_open]
+        alerts = self.diagnosis.combine(alerts, record, lasting)
         self.history.update(record)
         return alerts, failures
 

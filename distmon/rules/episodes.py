@@ -40,6 +40,11 @@ class RuleState:
     tracks: dict[str, Track] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an episode goes on: what was alerted of is still found."""
+        return any(track.alerts and not track.calm for track in self.tracks.values())
+
     def follow(self, found: Mapping[str, Finding], unmeasured: Set[str], cooldown: int) -> None:
         """Update streaks and calm observations, and delete tracks whose cooldown is over.
 

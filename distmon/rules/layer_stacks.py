@@ -30,7 +30,8 @@ class Stack:
     rows: tuple[Rows, ...]
     """The parameters of each layer."""
     roles: Mapping[str, Rows]
-    """From `blocks.*.mlp.up.weight` to that parameter in every layer; at least two layers."""
+    """From `blocks.*.mlp.up.weight` to that parameter in every layer that has parameters of these
+    names; at least two layers. An embedding and a linear layer, in one nn.Sequential, have not."""
 
 
 @lru_cache(maxsize=4)  # the names are the same in every record of a run
@@ -50,15 +51,20 @@ def stacks(names: tuple[str, ...]) -> tuple[Stack, ...]:
 
 def _stack(names: tuple[str, ...], stack: str, layers: Mapping[int, list[int]]) -> Stack:
     prefix = f"{stack}." if stack else ""
-    roles: dict[str, list[int]] = {}
+    roles: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for number, rows in layers.items():
-        for row in rows:
-            rest = names[row].removeprefix(f"{prefix}{number}")
-            roles.setdefault(f"{prefix}*{rest}", []).append(row)
+        kind = tuple(names[row].removeprefix(f"{prefix}{number}") for row in rows)
+        for rest, row in zip(kind, rows, strict=True):
+            roles.setdefault((kind, f"{prefix}*{rest}"), []).append(row)
+    shared = {role: np.array(rows) for role, rows in roles.items() if len(rows) > 1}
+    kinds = [*dict.fromkeys(kind for kind, _ in shared)]
     return Stack(
         layers=tuple(f"{prefix}{number}" for number in layers),
         rows=tuple(np.array(rows) for rows in layers.values()),
-        roles={role: np.array(rows) for role, rows in roles.items() if len(rows) > 1},
+        roles={
+            f"{role} ({kinds.index(kind) + 1})" if kinds.index(kind) else role: rows
+            for (kind, role), rows in shared.items()
+        },
     )
 
 
@@ -84,6 +90,15 @@ def roles_of_one_size(table: ParamTable, min_ndim: float) -> Iterator[tuple[str,
             for i, same_size in enumerate(_by_size(large, size)):
                 if len(same_size) > 1:
                     yield f"{role} {i}" if i else role, same_size
+
+
+def fewest_of(role: str) -> int:
+    """Return how many parameters of a role it takes to call one of them odd.
+
+    Two repetitions of a block are alike. Modules that stand side by side in an nn.Sequential
+    (`*.weight`) may be of different kinds, such as an embedding and an output layer.
+    """
+    return 2 if "." in role.partition("*.")[2] else 3
 
 
 def _by_size(rows: Rows, size: NDArray[np.float64]) -> list[Rows]:

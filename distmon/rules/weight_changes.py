@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -11,14 +12,21 @@ from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_so
 from distmon.rules.layer_stacks import fingerprint
 from distmon.rules.second_sign import lost_progress
 
+_SAME_RATE: Final = 2.0
+"""Rates closer than this factor make updates of about the same size."""
+
 
 def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Find a matrix that changed by more than its updates can have done.
 
     The learning rate of the steps between is not known: updates may have been as large as at the
-    observation before, or as large as a rate that is higher by now or then.
+    observation before. Where the rate has changed a lot since, they may have had any size.
     """
     before, at = _updates_before(record, memory)
+    rate, rate_before = record.metrics.get("train/lr"), memory.get("lr")
+    memory["lr"] = rate
+    if rate and rate_before and not 1 / _SAME_RATE < rate / rate_before < _SAME_RATE:
+        return
     jump = record.ranks.get("weight_jump")
     if jump is None or not np.isfinite(jump).any():
         return

@@ -10,7 +10,7 @@ import numpy as np
 from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, tighten_clipping
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
-from distmon.rules.layer_stacks import fingerprint, roles_of_one_size, sizes
+from distmon.rules.layer_stacks import fewest_of, fingerprint, roles_of_one_size, sizes
 
 
 def check_spike(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -91,7 +91,7 @@ def check_init(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         changed = record.params.columns["update_ratio"] * record.step > limits["changed"]
     for role, rows in roles_of_one_size(record.params, limits["min_ndim"]):
         known = rows[np.isfinite(std[rows]) & (std[rows] > 0) & ~changed[rows]]
-        if len(known) < 2 or numel[known].min() < limits["min_size"]:
+        if len(known) < fewest_of(role) or numel[known].min() < limits["min_size"]:
             continue  # the variance of few elements is noise
         variance = std[known] ** 2
         low, high = int(np.argmin(variance)), int(np.argmax(variance))

@@ -219,3 +219,18 @@ def test_a_nan_after_a_jump_of_the_rate_is_blamed_on_the_jump() -> None:
     alerts = {alert.rule: alert for alert in _all(_nan(planted, lr=0.1))}
     assert "likely cause: lr_jump at step 40" in alerts["nonfinite"].message
     assert "likely cause" not in alerts["lr_jump"].message
+
+
+@pytest.mark.parametrize(("until", "explains"), [(20, True), (12, False)])
+def test_a_cause_explains_symptoms_for_as_long_as_it_lasts(until: int, explains: bool) -> None:
+    engine = make_engine()
+    message = ""
+    for i in range(1, 21):
+        stale = {"stale_grad_norm": 2.0 if i <= until else 0.0, "local_grad_norm": 1.0}
+        ranks = {name: np.array([value]) for name, value in stale.items()}
+        norm = 100.0 if i == 20 else 1.0
+        metrics = {"train/lr": 1e-3, "monitor/grad_norm": norm, "train/unclipped_grad_norm": norm}
+        for alert in alerts_of(engine, make_record(100 * i, metrics=metrics, ranks=ranks)):
+            message = alert.message if alert.rule == "grad_norm_high" else message
+    assert message
+    assert ("likely cause: stale_gradients" in message) == explains

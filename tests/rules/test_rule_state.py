@@ -114,7 +114,7 @@ def _records(moments: Sequence[dict[str, Any]]) -> list[Record]:
         records.append(
             make_record(
                 step,
-                {f"blocks.{k}.w": numbers for k, numbers in enumerate(moment["params"])},
+                {f"blocks.{k}.mlp.w": numbers for k, numbers in enumerate(moment["params"])},
                 metrics=moment["metrics"],
                 losses=losses,
                 loss_ema=losses,

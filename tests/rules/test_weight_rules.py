@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 from sample_records import alerts_of, make_engine, make_record
 
@@ -115,3 +116,25 @@ def test_roles_that_start_badly_share_an_alert() -> None:
     table = {**_stds([0.02, 0.5]), **_stds([0.02, 0.4], "blocks.{}.attn.out.weight")}
     (alert,) = _run([table], first=1)
     assert alert.message.endswith("; also blocks.*.attn.out.weight")
+
+
+def test_modules_of_a_sequence_may_be_of_different_kinds() -> None:
+    """As nn.Embedding, which starts with a standard deviation of 1, and an output layer."""
+    embedding, head = {"weight_std": 1.0}, {"weight_std": 0.07}
+    bias = {"ndim": 1.0}
+    assert _run([{"0.weight": embedding, "2.weight": head}], first=1) == []
+    layers = {f"{i}.{leaf}": d for i in (1, 2, 3) for leaf, d in (("weight", head), ("bias", bias))}
+    assert _run([{"0.weight": embedding, **layers}], first=1) == []
+    (alert,) = _run([{**layers, "4.weight": {"weight_std": 0.7}, "4.bias": bias}], first=1)
+    assert alert.rule == "bad_init"
+    assert alert.params[0] == "4.weight"
+
+
+@pytest.mark.parametrize(("rate", "replaced"), [(1e-3, True), (0.5, False)])
+def test_what_changes_while_the_rate_jumps_was_not_replaced(rate: float, replaced: bool) -> None:
+    engine = make_engine()
+    change = {"weight_jump": 0.7, "weight_jump_expected": 0.1, "weight_jump_row": 0.0}
+    ranks = {name: np.array([value]) for name, value in change.items()}
+    alerts_of(engine, make_record(300, metrics={"train/lr": 1e-3}))
+    found = alerts_of(engine, make_record(310, metrics={"train/lr": rate}, ranks=ranks))
+    assert ("weights_replaced" in [a.rule for a in found]) == replaced
