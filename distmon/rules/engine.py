@@ -195,7 +195,9 @@ def _fire(
         if finding.fading:
             continue
         severity = active.severity_index(finding.severity)
-        if finding.once and state.has_alerted(finding.key, severity):
+        # An info that goes on is no news; what users want repeated, their own cooldown says.
+        once = finding.once or not (severity or finding.is_new or active.rule.users)
+        if once and state.has_alerted(finding.key, severity):
             continue
         if state.due(finding.key, active.patience, active.cooldown, severity, finding.is_new):
             groups.setdefault(finding.group, []).append(finding)

@@ -153,3 +153,10 @@ def test_layers_of_a_finding_and_of_its_parameters() -> None:
 
     (alert,) = alerts_of(make_engine(own=[both]), make_record(1, gradient_gain=make_gain([1.0])))
     assert alert.layers == ("blocks.1", "blocks.0")
+
+
+def test_an_info_that_goes_on_is_not_repeated() -> None:
+    engine = make_engine(frozen={"severity": "info", "cooldown": 2})
+    still = {"update_ratio": 0.0, "update_norm": 0.0, "grad_norm": 0.0, "has_grad": 0.0}
+    found = [alerts_of(engine, make_record(10 * i, {"head.weight": still})) for i in range(1, 30)]
+    assert [a.rule for alerts in found for a in alerts].count("frozen") == 1
