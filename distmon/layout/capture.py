@@ -78,18 +78,24 @@ def capture(
                 shards[name] = shard
             else:
                 not_read.append(f"{name} ({str(shard.dtype).removeprefix('torch.')})")
-    if not_read:
-        more = f" and {len(not_read) - 5} more" if len(not_read) > 5 else ""
-        log.warning("distmon: not monitored: %s%s", ", ".join(not_read[:5]), more)
+    if not_read and shards:
+        log.warning("distmon: not monitored: %s", _some(not_read))
     kind = type(modules[0]).__name__ if modules else "no module"
     if not found:
         raise LayoutError(f"the model {kind} has no parameters to observe")
+    if not shards and not_read:
+        raise LayoutError(f"none of the selected parameters can be read: {_some(not_read)}")
     if not shards:
         raise LayoutError(
             f"the patterns include {list(include)} and exclude {list(exclude)} select none of the "
             f"model's {found} parameters"
         )
     return [*shards.values()]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _walk(
