@@ -6,6 +6,8 @@ import argparse
 import json
 import platform
 import sys
+import traceback
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,22 +16,31 @@ import torch
 from rich.table import Table
 
 import distmon
-from distmon.selftest.checks import CHECKS
-from distmon.selftest.not_here import NotHere, device_name
+from distmon.device import is_accelerator
+from distmon.selftest.checks import Check, all_checks
+from distmon.selftest.not_here import NotHere, device_name, is_simulated
+from distmon.selftest.transports import RANK_PROGRAM
 from distmon.untrusted.terminal import terminal
 
 
-def run(device: torch.device) -> list[dict[str, str]]:
-    """Return name, result (`ok`, `failed` or `not checked`) and detail of every check."""
+def run(device: torch.device, checks: Sequence[Check]) -> list[dict[str, str]]:
+    """Return name, result (`ok`, `failed` or `not checked`) and detail of every check.
+
+    One that failed has its traceback too, for the file.
+    """
     results = []
-    for name, check in CHECKS:
+    console = terminal()
+    for name, check in checks:
+        found = {"check": name, "result": "ok"}
         try:
-            result, detail = "ok", check(device)
+            with console.status(f"checking {name}"):
+                found["detail"] = check(device)
         except NotHere as error:
-            result, detail = "not checked", str(error)
+            found |= {"result": "not checked", "detail": str(error)}
         except Exception as error:
-            result, detail = "failed", f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        results.append({"check": name, "result": result, "detail": detail})
+            detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            found |= {"result": "failed", "detail": detail, "traceback": traceback.format_exc()}
+        results.append(found)
     return results
 
 
@@ -41,17 +52,22 @@ def describe(device: torch.device) -> dict[str, str]:
         triton_version = str(triton.__version__)
     except ImportError:
         triton_version = "none"
+    where = str(device)
+    if is_accelerator(device):
+        where += f" of {torch.accelerator.device_count()} ({device_name(device)})"
     return {
         "distmon": distmon.__version__,
         "torch": str(torch.__version__),
         "triton": triton_version,
-        "cuda": str(torch.version.cuda),
+        "ROCm" if torch.version.hip else "CUDA": str(
+            torch.version.hip or torch.version.cuda or "none"
+        ),
         "python": platform.python_version(),
-        "device": f"{device} ({device_name(device)})",
+        "device": where,
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, rank_program: str = RANK_PROGRAM) -> int:
     """Run from the command line; 1 when a check failed."""
     parser = argparse.ArgumentParser(prog="python -m distmon.selftest", description=__doc__)
     default = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -59,15 +75,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("distmon-selftest.json"))
     given = parser.parse_args(arguments)
     device = torch.zeros((), device=given.device).device  # with its index
-    results, machine = run(device), describe(device)
-    table = Table("check", "result", "detail", title=" | ".join(machine.values()))
+    results, machine = run(device, all_checks(rank_program)), describe(device)
+    table = Table("check", "result", "detail", title=", ".join(map(" ".join, machine.items())))
     for each in results:
         table.add_row(each["check"], each["result"], each["detail"])
     terminal().print(table)
-    content: dict[str, Any] = {"machine": machine, "results": results}
+    simulated, ask = is_simulated(device), ""
+    if simulated:
+        print("SIMULATED: this is the device of distmon's tests. It shows nothing about a GPU.")
+    elif not is_accelerator(device):
+        print("No accelerator was checked: this ran on the CPU.")
+    else:
+        ask = "; please attach this file to an issue"
+    content: dict[str, Any] = {"machine": machine, "simulated": simulated, "results": results}
     given.out.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"written to {given.out}")
-    return int(any(each["result"] == "failed" for each in results))
+    counts = Counter(each["result"] for each in results)
+    summary = ", ".join(f"{counts[kind]} {kind}" for kind in ("ok", "failed", "not checked"))
+    print(f"{summary}. Written to {given.out}{ask}.")
+    return int(counts["failed"] > 0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,13 +20,13 @@ from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
 from distmon.collect.telemetry.hardware import describe_devices
 from distmon.device import DeviceMark, is_accelerator
 from distmon.layout.capture import capture
-from distmon.probe.backend import choose_probe
+from distmon.probe.backend import Backend, choose_probe
 from distmon.probe.rows import Rows
 from distmon.probe.torch_probe import TorchProbe
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
-from distmon.selftest.not_here import SIMULATED, NotHere, device_name
-from distmon.selftest.transports import transports
+from distmon.selftest.not_here import NotHere, is_simulated
+from distmon.selftest.transports import RANK_PROGRAM, check_transport
 
 
 def _model(device: torch.device, layers: int = 3, width: int = 64) -> nn.Sequential:
@@ -70,15 +70,25 @@ def train_small(
     return record
 
 
+def compared_metrics(device: torch.device, **options: Any) -> dict[str, float]:
+    """Train a small model; return the metrics that must not depend on how ranks exchange them."""
+    record = train_small(device, 5, **options)
+    assert not record.faults, record.faults
+    names = ("monitor/grad_norm", "monitor/update_ratio_median", "train/step_loss")
+    return {name: record.metrics[name] for name in names}
+
+
 def kernels(device: torch.device) -> str:
     """Compare the rows of the probe of this device with those of plain torch on the CPU."""
     found: list[Rows] = []
     used = ""
+    # On a GPU Triton must work: with "auto" plain torch would take its place.
+    backend: Backend = "triton" if device.type == "cuda" and not is_simulated(device) else "auto"
     for where in (torch.device("cpu"), device):
         model = _model(where)
         shards = capture(model)
         plan = build_plan(shards, Reading(whole_gradients=True), 0, where)
-        probe = choose_probe("auto", plan, shards) if found else TorchProbe(plan, shards)
+        probe = choose_probe(backend, plan, shards) if found else TorchProbe(plan, shards)
         used = type(probe).__name__
         rows = Rows(
             torch.zeros((len(shards), len(SUM_COLUMNS)), dtype=torch.float64, device=where),
@@ -134,7 +144,7 @@ def waits(device: torch.device) -> str:
 
 def launches(device: torch.device) -> str:
     """Count the kernels of an observation with 10 and with 1000 parameters."""
-    if device.type != "cuda" or device_name(device) == SIMULATED:
+    if device.type != "cuda" or is_simulated(device):
         raise NotHere("there is no GPU whose kernels the profiler could count")
     from torch.profiler import ProfilerActivity, profile
 
@@ -223,7 +233,7 @@ def management_library(device: torch.device) -> str:
 
 def timings(device: torch.device) -> str:
     """Time an observation against a clone of all weights and a norm of each tensor."""
-    if not is_accelerator(device) or device_name(device) == SIMULATED:
+    if not is_accelerator(device) or is_simulated(device):
         raise NotHere("times of this device say nothing about a GPU")
     model = _model(device, 48, 2048)
     shards = capture(model)
@@ -250,14 +260,26 @@ def timings(device: torch.device) -> str:
     return f"snapshot {ours}; clone and norm {theirs}"
 
 
-CHECKS: Final[tuple[tuple[str, Callable[[torch.device], str]], ...]] = (
-    ("kernels against references", kernels),
-    ("records against the CPU", records),
-    ("waits in step()", waits),
-    ("launches", launches),
-    ("both transports", lambda device: transports(device, train_small)),
-    ("graph capture", graph_capture),
-    ("compiled optimizer", compiled_optimizer),
-    ("management library", management_library),
-    ("timings", timings),
-)
+Check = tuple[str, Callable[[torch.device], str]]
+
+
+def all_checks(rank_program: str = RANK_PROGRAM) -> tuple[Check, ...]:
+    """Return name and function of every check; `rank_program` is that of the ranks."""
+
+    def transport(name: str) -> Callable[[torch.device], str]:
+        return lambda device: check_transport(
+            name, device, rank_program, lambda: compared_metrics(device)
+        )
+
+    return (
+        ("kernels against references", kernels),
+        ("records against the CPU", records),
+        ("waits in step()", waits),
+        ("launches", launches),
+        ("transport: host", transport("host")),
+        ("transport: device", transport("device")),
+        ("graph capture", graph_capture),
+        ("compiled optimizer", compiled_optimizer),
+        ("management library", management_library),
+        ("timings", timings),
+    )

@@ -17,3 +17,8 @@ class NotHere(Exception):
 def device_name(device: torch.device) -> str:
     """Return the model of the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def is_simulated(device: torch.device) -> bool:
+    """Return whether this is the device of the tests."""
+    return device_name(device) == SIMULATED

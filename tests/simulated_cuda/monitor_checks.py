@@ -487,9 +487,17 @@ def check_triton_is_refused_where_it_would_read_device_memory_on_the_host() -> N
 
 def check_the_self_test_passes_and_times_nothing() -> None:
     from distmon.selftest.__main__ import run
+    from distmon.selftest.checks import all_checks
+    from simulated_cuda.selftest import RANK_PROGRAM
 
-    results = {each["check"]: each for each in run(CUDA)}
-    for name in ("kernels against references", "records against the CPU", "graph capture"):
+    results = {each["check"]: each for each in run(CUDA, all_checks(RANK_PROGRAM))}
+    for name in (
+        "kernels against references",
+        "records against the CPU",
+        "transport: host",
+        "transport: device",
+        "graph capture",
+    ):
         assert results[name]["result"] == "ok", results[name]
     assert results["timings"]["result"] == results["launches"]["result"] == "not checked"
     assert not any(each["result"] == "failed" for each in results.values()), results
