@@ -101,6 +101,7 @@ def child_environment() -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONSAFEPATH": "1",  # the package is that of the path, wherever this was started
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
     }
