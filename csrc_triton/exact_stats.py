@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from csrc_triton.chunk_places import place_chunk
+from csrc_triton.chunk_places import load_edge, place_chunk
 from csrc_triton.dtypes import load_values
 from csrc_triton.finite import add_block, times
 from csrc_triton.histogram import count_constants, padded_words, signed_bin
@@ -43,7 +43,6 @@ from csrc_triton.row_layout import (
 from csrc_triton.tables import (
     A_COLUMNS,
     A_GRAD,
-    A_WEIGHT,
     VALUE_TYPES,
     RowOutputs,
     check,
@@ -101,13 +100,9 @@ def exact_chunks_kernel(
     tensor = tl.load(p_chunk_tensors + chunk).to(tl.int64)
     is_grad = tensor < gradients
     row = tl.load(p_rows + tensor).to(tl.int64)
-    start = (chunk - tl.load(p_first_chunks + tensor)) * CHUNK
-    length = tl.minimum(tl.load(p_numels + tensor) - start, CHUNK).to(tl.int32)
-    p_place = p_addresses + row * A_COLUMNS + tl.where(is_grad, A_GRAD, A_WEIGHT)
-    address = tl.load(p_place)
-    code = tl.load(p_place + 1)
-    begin, length, head, blocks, aligned, step = place_chunk(address, code, start, length, BLOCK)
-    tail = head + blocks * BLOCK
+    code, begin, head, blocks, aligned, step, edge = place_chunk(
+        p_addresses, p_numels, p_first_chunks, chunk, tensor, row, is_grad, CHUNK, BLOCK
+    )
 
     o_lane = tl.arange(0, BLOCK)
     b_sum = tl.zeros((BLOCK,), tl.float64)
@@ -129,15 +124,11 @@ def exact_chunks_kernel(
         if HISTOGRAM:
             if is_grad:
                 b_bins += tl.histogram(signed_bin(b_x), _PADDED_BINS, mask=m_x)
-    edge = length - blocks * BLOCK
     for first in range(0, edge, BLOCK):
-        # Head and tail together: lanes below `head` read the beginning, the others the end.
         o_edge = first + o_lane
-        m_edge = o_edge < edge
-        o_element = tl.where(o_edge < head, o_edge, tail + (o_edge - head))
-        b_x = load_values(begin, code, o_element, m_edge, DTYPES, VALUE)
+        b_x = load_edge(begin, code, o_edge, head, blocks, edge, DTYPES, VALUE, BLOCK)
         b_sum, b_flags, b_high, b_low, b_x, b_wide, m_x = add_block(
-            b_x, m_edge, b_sum, b_flags, b_high, b_low
+            b_x, o_edge < edge, b_sum, b_flags, b_high, b_low
         )
         b_sq += b_wide * b_wide
         if HISTOGRAM:

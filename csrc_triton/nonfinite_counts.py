@@ -11,13 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from csrc_triton.chunk_places import place_chunk
+from csrc_triton.chunk_places import load_edge, place_chunk
 from csrc_triton.dtypes import load_values
 from csrc_triton.finite import is_finite
 from csrc_triton.tables import (
     A_COLUMNS,
-    A_GRAD,
-    A_WEIGHT,
     VALUE_TYPES,
     check,
     cut_into_chunks,
@@ -51,13 +49,9 @@ def nonfinite_counts_kernel(
     tensor = tl.load(p_chunk_tensors + chunk).to(tl.int64)
     is_grad = tensor >= parameters
     row = tl.where(is_grad, tensor - parameters, tensor)
-    start = (chunk - tl.load(p_first_chunks + tensor)) * CHUNK
-    length = tl.minimum(tl.load(p_numels + tensor) - start, CHUNK).to(tl.int32)
-    p_place = p_addresses + row * A_COLUMNS + tl.where(is_grad, A_GRAD, A_WEIGHT)
-    address = tl.load(p_place)
-    code = tl.load(p_place + 1)
-    begin, length, head, blocks, aligned, step = place_chunk(address, code, start, length, BLOCK)
-    tail = head + blocks * BLOCK
+    code, begin, head, blocks, aligned, step, edge = place_chunk(
+        p_addresses, p_numels, p_first_chunks, chunk, tensor, row, is_grad, CHUNK, BLOCK
+    )
 
     o_lane = tl.arange(0, BLOCK)
     b_nan = tl.zeros((BLOCK,), tl.int32)
@@ -68,12 +62,8 @@ def nonfinite_counts_kernel(
         aligned += step
         b_nan += (b_x != b_x).to(tl.int32)
         b_nonfinite += (~is_finite(b_x)).to(tl.int32)
-    edge = length - blocks * BLOCK
     for first in range(0, edge, BLOCK):
-        # Head and tail together: lanes below `head` read the beginning, the others the end.
-        o_edge = first + o_lane
-        o_element = tl.where(o_edge < head, o_edge, tail + (o_edge - head))
-        b_x = load_values(begin, code, o_element, o_edge < edge, DTYPES, VALUE)
+        b_x = load_edge(begin, code, first + o_lane, head, blocks, edge, DTYPES, VALUE, BLOCK)
         b_nan += (b_x != b_x).to(tl.int32)
         b_nonfinite += (~is_finite(b_x)).to(tl.int32)
 
