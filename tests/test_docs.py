@@ -40,3 +40,17 @@ def test_tests_that_the_docs_name_exist() -> None:
         for path, name in re.findall(r"`(tests/[\w/]+\.py)?::(\w+)`", text):
             file = path or file
             assert f"def {name}(" in (ROOT / file).read_text(), f"{page}: {file}::{name}"
+
+
+def test_every_fault_of_the_accelerator_path_names_tests_that_exist() -> None:
+    text = (ROOT / "docs/simulated_device.md").read_text()
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    code = "\n".join(sources.values())
+    rows = text[text.index("| fault | test |") :].splitlines()[2:]
+    assert len(rows) == 18
+    for row in rows:
+        _, fault, tests, *_ = row.split("|")
+        names = re.findall(r"`(\w+(?:\.py)?)`", tests)
+        assert names, fault
+        for name in names:
+            assert name in sources or f"def {name}(" in code, (fault, name)
