@@ -16,8 +16,9 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from distmon.errors import LayoutError
+from distmon.errors import LayoutError, UnreadableParameterError
 from distmon.layout.shard import REDUCED_PATHS, Context, Region, Shard, region_of_box
+from distmon.layout.wrapped import inner_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,20 @@ def _dtensor_shard(
     gradient_is_reduced: bool,
     path: tuple[weakref.ref[nn.Module], str] | None,
 ) -> Shard:
-    tensors = _Tensors(parameter)
+    inner = _inner_path(parameter)
+    tensors = _WrappedTensors(parameter, inner) if inner else _Tensors(parameter)
+    paths = (f"{REDUCED_PATHS[0]}.{inner}", REDUCED_PATHS[1]) if inner else REDUCED_PATHS
     return Shard(
         name=name,
         global_shape=block.shape,
-        dtype=parameter.dtype,
+        dtype=tensors.weight().dtype,
         region=block.region,
         weight=tensors.weight,
         grad=tensors.grad,
         gate=parameter,
         grad_is_unreadable=tensors.grad_is_unreadable,
         parameters=(parameter,),
-        paths=REDUCED_PATHS if gradient_is_reduced else None,
+        paths=paths if gradient_is_reduced else None,
         sharding=block.sharding,
         may_be_partial=block.replicated and not gradient_is_reduced,
         partial_count=tensors.partial_count,
@@ -123,6 +126,31 @@ class _Tensors:
         for size, placement in zip(sizes, gradient.placements, strict=True):
             count *= size if placement.is_partial("sum") else 1
         return count
+
+
+class _WrappedTensors(_Tensors):
+    """Of a parameter whose local tensor is a subclass around the weight."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, parameter: DTensor, inner: str) -> None:
+        super().__init__(parameter)
+        self._inner = inner
+
+    def weight(self) -> torch.Tensor:
+        tensor: torch.Tensor = getattr(self._parameter._local_tensor, self._inner)
+        return tensor
+
+
+def _inner_path(parameter: DTensor) -> str:
+    """Return the attribute of the local tensor that holds the weight, "" for itself."""
+    local = parameter._local_tensor
+    if type(local) is torch.Tensor or type(local) is nn.Parameter:
+        return ""
+    inner = inner_name(local)
+    if inner is None:
+        raise UnreadableParameterError(f"a DTensor of {type(local).__name__}")
+    return inner
 
 
 def _is_same_after_reduction(found: Any, expected: tuple[Any, ...]) -> bool:

@@ -115,7 +115,7 @@ def _is_put_aside(shard: Shard, now: torch.Tensor | None) -> bool:
     `fully_shard` puts the unsharded parameter into the module, which is no DTensor, or one on fewer
     mesh dimensions. What has the placements of the parameter itself has replaced it.
     """
-    if shard.paths != REDUCED_PATHS or now is None:
+    if shard.paths is None or shard.paths[1] != REDUCED_PATHS[1] or now is None:
         return False
     return now is not shard.parameters[0] and not _is_placed_alike(now, shard.parameters[0])
 

@@ -17,7 +17,7 @@ def shard_of(name: str, parameter: Any, _: Context) -> Shard | None:
 
     A subclass that holds scaled or packed values only has no elements that could be read.
     """
-    inner = _inner_name(parameter)
+    inner = inner_name(parameter)
     if inner is None:
         return None
 
@@ -29,7 +29,7 @@ def shard_of(name: str, parameter: Any, _: Context) -> Shard | None:
     return replace(shard, dtype=weight().dtype, weight=weight, paths=(inner, "grad"))
 
 
-def _inner_name(parameter: Any) -> str | None:
+def inner_name(parameter: Any) -> str | None:
     """Return the attribute with the weight itself; None when there is none, or more than one."""
     if not hasattr(parameter, "__tensor_flatten__"):
         return None

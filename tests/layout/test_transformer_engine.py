@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from gloo_ranks import run_ranks
 from small_runs import quiet
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map
 
 import distmon
@@ -71,6 +74,17 @@ class FlattenedFloat8Tensor(Float8Tensor):
         return ["_data", "_scale_inv", "_transpose"], None
 
 
+class CastWeight(Float8Tensor):
+    """Holds the trained weight too and casts it when it is gathered, as torchao's does."""
+
+    def __init__(self, held: torch.Tensor, scale_inv: torch.Tensor) -> None:
+        super().__init__(held, scale_inv)
+        self._tensor = held
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["_tensor"], None
+
+
 def fp8_model(kind: type[Float8Tensor]) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 8)).bfloat16()
@@ -114,3 +128,30 @@ def test_a_model_of_fp8_weights_alone_is_refused_by_the_reason() -> None:
     model.weight = nn.Parameter(Float8Tensor.quantized(torch.ones(4, 4)))
     with pytest.raises(LayoutError, match=r"none .* can be read: weight \(a Float8Tensor\)"):
         capture(model)
+
+
+def _captured_dtensors(_rank: int, world: int) -> tuple[list[tuple[str, bool]], str]:
+    """Capture DTensors whose local tensors are subclasses, as FSDP2 makes them of such weights."""
+    mesh = init_device_mesh("cpu", (world,))
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("distmon").addHandler(handler)
+    model = nn.ParameterDict()
+    held = torch.arange(8.0, dtype=torch.bfloat16).view(2, 4)
+    for name, local in (
+        ("packed", Float8Tensor.quantized(held + 1)),
+        ("read", CastWeight(held, torch.ones(1))),
+        ("plain", held),
+    ):
+        dtensor = DTensor.from_local(held.clone(), mesh, [Shard(0)], run_check=False)
+        dtensor._local_tensor = local
+        model[name] = nn.Parameter(dtensor)
+        model[name]._local_tensor = local
+    return [(s.name, s.weight() is held) for s in capture(model)], " ".join(messages)
+
+
+def test_subclasses_inside_dtensors_are_read_or_named() -> None:
+    for shards, messages in run_ranks(_captured_dtensors, 2):
+        assert shards == [("read", True), ("plain", True)]
+        assert "not monitored: packed (a DTensor of Float8Tensor)" in messages
