@@ -27,6 +27,7 @@ GOAL = 0.95
 TOOLS = ("bench", "verify", "selftest", "cli", "coordcheck", "report", "replay")
 """Folders of the package that no training runs."""
 WHOLE = {
+    "distmon/collect/inside/activation_rows.py": ("_add_by_triton",),
     "distmon/device.py": ("DeviceMark", "pinned"),
     "distmon/layout/host_copies.py": ("copied_to_host", "_copied"),
     "distmon/probe/address_table.py": ("AddressTable", "in_memory_order", "is_dense"),
@@ -39,6 +40,7 @@ WHOLE = {
         "_Copied",
         "_copy",
     ),
+    "csrc_triton/activation_stats.py": ("add_activation_stats",),
     "csrc_triton/snapshot.py": ("take_snapshot",),
     "csrc_triton/sampled_stats.py": ("fill_sampled_rows",),
     "csrc_triton/exact_stats.py": ("ExactTables", "fill_exact_columns"),

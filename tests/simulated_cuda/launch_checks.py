@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 import distmon
+from distmon.collect.inside.activation_rows import UNBOUNDED, add_activation
+from distmon.collect.inside.catalog import ACTIVATION_MAXIMA, ACTIVATION_SUMS, UNIT_SLOTS
+from distmon.layout.units import LocalActivation
 from simulated_cuda.device import take_waits
 from simulated_cuda.observed_training import settings
 from simulated_cuda.recorded_launches import Launch, take
@@ -103,3 +106,16 @@ def check_no_observation_waits() -> None:
             monitor.step()
             assert step == 1 or not take_waits()
             torch.accelerator.synchronize(OTHER)
+
+
+def check_activations_are_read_on_their_own_device() -> None:
+    values = torch.ones(3, 4, 8, device=OTHER)
+    sums = torch.zeros(len(ACTIVATION_SUMS), dtype=torch.float64, device=OTHER)
+    maxima = torch.zeros(len(ACTIVATION_MAXIMA) + UNIT_SLOTS, device=OTHER)
+    assert torch.accelerator.current_device_index() == 0
+    take()
+    add_activation(LocalActivation(values, 2, 0, 8), sums, maxima, UNBOUNDED)
+    launches, _ = take()
+    assert [(launch.kernel, launch.device) for launch in launches] == [
+        ("activation_stats_kernel", OTHER.index)
+    ], launches

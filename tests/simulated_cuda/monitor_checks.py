@@ -427,6 +427,29 @@ def check_the_cost_has_the_time_of_the_device() -> None:
     assert 5e-4 < seconds[-1] < 0.1, seconds
 
 
+def check_spectral_norms_are_those_of_an_svd() -> None:
+    model, options = made_model(OTHER), settings(interval=1, inside=["spectra"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    tables = []
+
+    def after() -> None:
+        torch.accelerator.synchronize()
+        record = monitor.last_record
+        if record is not None:
+            assert not record.faults, record.faults
+            tables.extend([record.inside["spectra"]] if "spectra" in record.inside else [])
+
+    with distmon.attach(model, optimizer, **options) as monitor:
+        train(model, [optimizer], monitor, range(1, 40), after=after)
+    table = tables[-1]
+    weights = dict(model.named_parameters())
+    assert {"0.inner.weight", "1.inner.weight"} <= {*table.names}, table.names
+    for name in table.names:
+        norm = float(torch.linalg.matrix_norm(weights[name].detach().cpu(), 2))
+        found = table.row(name)["spectral_norm"]
+        assert abs(found - norm) <= 0.02 * norm, (name, found, norm)
+
+
 # ---------------------------------------------------------------- many optimizers
 
 

@@ -242,6 +242,21 @@ MUTATIONS = (
         module="launch_checks",
     ),
     Mutation(
+        "activations are read by the current device, not by their own",
+        "check_activations_are_read_on_their_own_device",
+        "distmon/collect/inside/activation_rows.py",
+        "    with on_device(shaped.device):  # Triton launches on the current one\n",
+        "    if True:\n",
+        module="launch_checks",
+    ),
+    Mutation(
+        "a DTensor around a tensor subclass is read as if it were plain",
+        "layout/test_transformer_engine.py::test_subclasses_inside_dtensors_are_read_or_named",
+        "distmon/layout/dtensor.py",
+        "    inner = _inner_path(parameter)\n",
+        '    inner = ""\n',
+    ),
+    Mutation(
         "a Triton without masked histograms is accepted",
         "probe/test_backend.py::test_an_old_triton_is_named",
         "distmon/probe/backend.py",

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from distmon.collect.gradient_gain.backward_norms import _gathered
 from distmon.collect.losses import LossRing, NumberSum
 from distmon.collect.signals.host_numbers import HostNumbers
+from distmon.collect.telemetry.mfu.measured_peak import measure_peak
 from distmon.errors import CollectiveError
 from distmon.reduce.buffers import Buffers, BufferSizes, HostPool
 from distmon.reduce.channel import Channel
 from distmon.reduce.outbox import DeviceOutbox, HostOutbox, Shipment
+from simulated_cuda.device import take_waits
 
 CUDA = torch.device("cuda", 1)
 SIZES = BufferSizes(parameters=2, losses=3)
@@ -127,3 +130,15 @@ def check_numbers_arrive_with_the_next_exchange() -> None:
     assert numbers.exchange(torch.full((2,), 2.0, device=CUDA)) is None  # not copied yet
     torch.accelerator.synchronize(CUDA)
     assert numbers.exchange(torch.full((2,), 3.0, device=CUDA)) == [2.0, 2.0]
+
+
+def check_rows_of_blocks_on_two_devices_are_gathered_on_one() -> None:
+    rows = [torch.full((2,), 1.0 + i, device=f"cuda:{i}", dtype=torch.float64) for i in range(2)]
+    assert _gathered(rows, CUDA).tolist() == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def check_the_peak_is_measured_until_the_device_is_done() -> None:
+    take_waits()
+    peak = measure_peak(CUDA, "fp32", size=8, seconds=0.0)
+    assert peak.flops > 0
+    assert len(take_waits()) >= 2  # one for every product

@@ -6,7 +6,10 @@ import torch
 from torch import nn
 
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM_COLUMNS
+from distmon.collect.inside.activation_rows import UNBOUNDED, add_activation
+from distmon.collect.inside.catalog import ACTIVATION_MAXIMA, ACTIVATION_SUMS, UNIT_SLOTS
 from distmon.layout.capture import capture
+from distmon.layout.units import LocalActivation
 from distmon.probe.exact import nonfinite_counts
 from distmon.probe.rows import Rows
 from distmon.probe.torch_probe import TorchProbe
@@ -129,3 +132,50 @@ def check_counting_nan_is_one_launch_and_one_wait() -> None:
     assert [n for n in names if n.endswith("kernel")] == ["nonfinite_counts_kernel"], names
     assert torch.equal(counts, nonfinite_counts(shards))
     assert counts.sum(0).tolist() == [5, 1, 0, 16 * 24]
+
+
+def strided(where: str, whole: bool, probe_type: type) -> Rows:
+    """Return the rows of weights and gradients that are transposed, or have gaps."""
+    model = made(where)
+    device = model[0].weight.device
+    wide = torch.arange(16 * 48.0, device=device).view(16, 48)
+    with torch.no_grad():
+        model[0].weight.set_(model[0].weight.t().contiguous().t())
+    model[0].weight.grad = wide[:, ::2]
+    model[1].weight.grad = torch.arange(64.0, device=device).view(16, 4).t()
+    shards = capture(model)
+    reading = Reading(whole_gradients=whole, sample_size=16)
+    plan = build_plan(shards, reading, 0, device)
+    probe, rows = probe_type(plan, shards), empty_rows(len(shards), device)
+    probe.snapshot()
+    with torch.no_grad():
+        model[0].weight.add_(0.5)
+    probe.measure(rows, torch.ones(len(shards), dtype=torch.float64, device=device))
+    return rows
+
+
+def check_strided_tensors_are_read_as_torch_reads_them() -> None:
+    for whole in (True, False):
+        expected = strided("cpu", whole, TorchProbe)
+        for seed in (0, 2):
+            set_order(seed)
+            rows = strided("cuda:1", whole, TritonProbe)
+            torch.testing.assert_close(rows.sums.cpu(), expected.sums, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(rows.maxima.cpu(), expected.maxima, rtol=1e-6, atol=1e-9)
+
+
+def check_activations_are_those_of_torch_in_every_order() -> None:
+    def added(where: str) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        values = torch.randn(6, 5, 40).to(where)
+        sums = torch.zeros(len(ACTIVATION_SUMS), dtype=torch.float64, device=where)
+        maxima = torch.full((len(ACTIVATION_MAXIMA) + UNIT_SLOTS,), -torch.inf, device=where)
+        for _ in range(2):
+            values = values * 1.5
+            add_activation(LocalActivation(values, 2, 0, 40), sums, maxima, UNBOUNDED)
+        return sums.cpu(), maxima.cpu()
+
+    expected = added("cpu")
+    for where, seed in (("cuda:0", 0), ("cuda:1", 0), ("cuda:1", 3), ("cuda:0", 2)):
+        set_order(seed)
+        torch.testing.assert_close(added(where), expected, rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ from distmon.collect.inside.catalog import (
     UNIT_SLOTS,
     spaced,
 )
-from distmon.device import to_device
+from distmon.device import on_device, to_device
 from distmon.layout.units import LocalActivation
 
 UNBOUNDED: Final = (-math.inf, math.inf)
@@ -75,7 +75,8 @@ def _add_by_triton(
     from csrc_triton.activation_stats import add_activation_stats
 
     place = (part.first, part.units)
-    add_activation_stats(shaped, sums, maxima[:1], maxima[_SLOTS:], place, bounds)
+    with on_device(shaped.device):  # Triton launches on the current one
+        add_activation_stats(shaped, sums, maxima[:1], maxima[_SLOTS:], place, bounds)
 
 
 def _add_by_torch(
