@@ -19,9 +19,9 @@ from simulated_cuda.recorded_launches import Launch, take
 OTHER = torch.device("cuda", 1)
 
 
-def many_layers(count: int, dtype: Any = torch.float32) -> nn.Module:
+def many_layers(count: int, dtype: Any = torch.float32, width: int = 4) -> nn.Module:
     torch.manual_seed(0)
-    return nn.ModuleList([nn.Linear(4, 4) for _ in range(count // 2)]).to(OTHER, dtype)
+    return nn.ModuleList([nn.Linear(width, width) for _ in range(count // 2)]).to(OTHER, dtype)
 
 
 def observed(
@@ -79,7 +79,7 @@ def check_nothing_compiles_after_attach() -> None:
         for percentiles in (True, False):
             for sample_size in ("auto", "sampled"):
                 _, loaded = observed(
-                    many_layers(4, dtype),
+                    many_layers(4, dtype, width=128),  # so wide that gradients are sampled
                     grad_dtype=grad_dtype,
                     percentiles=percentiles,
                     sample_size=sample_size,

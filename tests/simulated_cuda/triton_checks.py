@@ -164,6 +164,33 @@ def check_strided_tensors_are_read_as_torch_reads_them() -> None:
             torch.testing.assert_close(rows.maxima.cpu(), expected.maxima, rtol=1e-6, atol=1e-9)
 
 
+def sampled_runs(where: str, probe_type: type) -> Rows:
+    """Return the rows of a gradient that is sampled, transposed since the probe was made."""
+    torch.manual_seed(0)
+    model = nn.Linear(128, 96).to(where)
+    gradient = torch.randn(128, 96).to(where)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    shards, device = capture(model), model.weight.device
+    plan = build_plan(shards, Reading(), 0, device)
+    probe, rows = probe_type(plan, shards), empty_rows(len(shards), device)
+    applied = torch.ones(len(shards), dtype=torch.float64, device=device)
+    for turn in range(2):
+        probe.snapshot()
+        probe.measure(rows, applied)
+        model.weight.grad = gradient.t() if turn == 0 else model.weight.grad
+    return rows
+
+
+def check_sampled_gradients_are_those_of_torch_in_every_order() -> None:
+    expected = sampled_runs("cpu", TorchProbe)
+    for where, seed in (("cuda:1", 0), ("cuda:0", 2)):
+        set_order(seed)
+        rows = sampled_runs(where, TritonProbe)
+        torch.testing.assert_close(rows.sums.cpu(), expected.sums, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(rows.maxima.cpu(), expected.maxima, rtol=1e-6, atol=1e-9)
+
+
 def check_activations_are_those_of_torch_in_every_order() -> None:
     def added(where: str) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
