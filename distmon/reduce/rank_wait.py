@@ -18,7 +18,7 @@ from distmon.reduce.progress import EndWatch, Progress
 _POLL_SECONDS: Final = 0.0005
 _ASK_AFTER_S: Final = 0.01
 """Most waits are shorter: the store is not asked in them."""
-_GRACE_S: Final = 0.05
+_GRACE_S: Final = 0.02
 """What an ended rank has launched before may still be on its way."""
 
 

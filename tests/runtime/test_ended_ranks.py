@@ -21,6 +21,9 @@ from distmon.reduce.rank_wait import RankWait
 
 FOREVER_S = 1e6
 """A rank that waited for this long would run into the time limit of the test."""
+PATIENCE_S = 40.0
+"""A rank that waits for its patience says so: the other one is still there, at a barrier that fails
+after 60 s and would end the wait for a reason of its own."""
 
 
 class _Progress:
@@ -94,7 +97,7 @@ def _ends_alone(rank: int, _: int, folder: str, kind: str) -> dict[str, Any]:
     if kind == "decision":
         options |= {"actions": {"checkpoint": "always"}, "on_checkpoint": lambda _: None}
     monitor = distmon.attach(model, optimizer, **options)
-    type(monitor.cycle).patience_s = FOREVER_S  # type: ignore
+    type(monitor.cycle).patience_s = PATIENCE_S  # type: ignore
     said: list[str] = []
     abandon = monitor.cycle.abandon
     monitor.cycle.abandon = lambda error: said.append(str(error)) or abandon(error)  # type: ignore

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 import distmon
+from distmon.reduce.rank_wait import RankWait
 
 STRIDE = 1 if os.environ.get("ALL_FAULTS") else 4
 """`ALL_FAULTS=1 pytest` injects at every call on every rank; without it every fourth, a different
@@ -28,7 +29,7 @@ MORE_TRIES = 8
 """Rounds of 12 steps more for a call that was not made in the first ones."""
 LONGEST_STEP_S = 30.0
 """Far above the few seconds that the monitor may wait where a decision is pending, and far below
-the timeout of a collective."""
+the timeout of a collective. Tests do not time: how long it does wait is printed."""
 
 
 class _Training:
@@ -54,6 +55,12 @@ class _Training:
         self.norms.append(float(get_total_norm([p.grad for p in self.model.parameters()])))
 
 
+def _longest(
+    found: list[tuple[float, int, str]], more: tuple[float, int, str]
+) -> list[tuple[float, int, str]]:
+    return sorted([*found, more])[-8:]
+
+
 class _Monitored:
     """The training with a monitor that acts on every record, and faults injected into its calls."""
 
@@ -64,6 +71,8 @@ class _Monitored:
         self.longest = 0.0
         self.slowest: list[tuple[float, int, str]] = []
         """Seconds, step and fault of the longest steps."""
+        self.waits: list[tuple[float, int, str]] = []
+        """The same of the longest waits of the monitor in a step: for a rank, and to end."""
         self.checkpoints: list[list[int]] = []
         """Steps in which `on_checkpoint` was called, by monitor."""
         self.at = ""
@@ -84,6 +93,22 @@ class _Monitored:
             on_checkpoint=lambda _: self.checkpoints[-1].append(self.training.step),
         )
 
+    def note_waits(self) -> None:
+        """Note how long a step waits for another rank, and how long it takes to end monitoring."""
+        for owner, name in ((RankWait, "until"), (distmon.Monitor, "_end_monitoring")):
+            wait = getattr(owner, name)
+
+            def timed(*args: Any, wait: Any = wait, name: str = name) -> Any:
+                begin = time.monotonic()
+                try:
+                    return wait(*args)
+                finally:
+                    spent = time.monotonic() - begin
+                    what = f"{name}: {self.at}"
+                    self.waits = _longest(self.waits, (spent, self.training.step, what))
+
+            setattr(owner, name, timed)
+
     def note(self, number: int, site: Call | None) -> None:
         """Leave behind where the test is: a rank that hangs cannot say it."""
         faulthandler.dump_traceback_later(40)
@@ -101,12 +126,13 @@ class _Monitored:
     def steps(self, injection: Injection, count: int = 2) -> bool:
         """Train some steps; return whether the fault was raised."""
         for _ in range(count):
+            dist.barrier()  # the other rank may still be in `settle`, which is no step
             begin = time.monotonic()
             with injection.armed():
                 loss = self.one_step()
             spent = time.monotonic() - begin
             self.longest = max(self.longest, spent)
-            self.slowest = sorted([*self.slowest, (spent, self.training.step, self.at)])[-8:]
+            self.slowest = _longest(self.slowest, (spent, self.training.step, self.at))
             self.training.note(loss)
             self.settle()
         return injection.raised
@@ -167,13 +193,14 @@ def _inject(run: _Monitored, sites: list[Call], fresh: bool = False) -> tuple[li
 def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
     logging.getLogger("distmon").setLevel(logging.CRITICAL)
     found: dict[str, Any] = {"sites": 0, "never": [], "restarts": 0, "longest": 0.0, "runs": {}}
-    found["slowest"] = []
+    found |= {"slowest": [], "waits": []}
     known: set[Call] = set()
     for writer in ("thread", "process"):
         sites = [c for c in _traced(Path(folder) / f"trace-{writer}", writer) if c not in known]
         known.update(sites)
         sites = sites[rank % STRIDE :: STRIDE]
         run = _Monitored(Path(folder) / writer, writer)
+        run.note_waits()
         missed = list[Call]()
         for turn in range(world):
             again, ended = _inject(run, sites if rank == turn else [])
@@ -186,6 +213,7 @@ def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
         found["never"] += never
         found["longest"] = max(found["longest"], run.longest)
         found["slowest"] += [(writer, *each) for each in run.slowest]
+        found["waits"] += [(writer, *each) for each in run.waits]
         found["runs"][writer] = (run.training.losses, run.checkpoints)
     faulthandler.cancel_dump_traceback_later()
     unmonitored = _Training()
@@ -198,7 +226,7 @@ def _inject_everywhere(rank: int, world: int, folder: str) -> dict[str, Any]:
 def test_a_fault_at_any_call_on_any_rank_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     first, second = run_ranks(_inject_everywhere, 2, str(tmp_path))
     for found in (first, second):
-        print({k: found[k] for k in ("sites", "never", "restarts", "longest", "slowest")})
+        print({k: found[k] for k in ("sites", "never", "restarts", "longest", "slowest", "waits")})
     for found in (first, second):
         assert found["sites"] > 400 / STRIDE
         # Such as what is done with an alert: a busy machine may not come to it in these steps.
