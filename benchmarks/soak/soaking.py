@@ -122,8 +122,9 @@ def _count(run: Path, soaked: Soaked) -> None:
     found = read_run(run, all_attempts=True)
     soaked.named = [*found.problems]
     present = {record["step"] for record in found.records}
-    # Holes before the last record are named by the numbers of the observations around them.
-    last = max(present, default=0)
+    # Holes before the last record are named by the numbers of the observations around them, those
+    # after it by the end of the run.
+    last = max((*present, *_ends(run)), default=0)
     for folder in run.parent.glob("between-*"):
         with suppress(DistmonError):
             present |= {each["step"] for each in read_run(folder, all_attempts=True).records}
@@ -131,6 +132,16 @@ def _count(run: Path, soaked: Soaked) -> None:
     soaked.missing = len(missing)
     listed = _listed(run)
     soaked.unnamed = sum(step > last and step not in listed for step in missing)
+
+
+def _ends(run: Path) -> list[int]:
+    """Return the steps up to which `ends.jsonl` numbers the observations."""
+    file = run / "ends.jsonl"
+    return (
+        [json.loads(line)["step"] for line in file.read_text().splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 def _listed(run: Path) -> set[int]:

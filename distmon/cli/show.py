@@ -63,18 +63,18 @@ def _content(run: Run) -> str:
         f"{plural(len(run.records), 'record')}, {plural(run.params.num_rows, 'parameter row')} of "
         f"{plural(len(run.info['parameters']), 'parameter')}, {plural(len(run.alerts), 'alert')}, "
         f"{plural(len(attempts), 'attempt')}, {plural(ranks, 'rank')} in the last; "
-        + ("not complete:" if run.problems else _complete(run.path))
+        + ("not complete:" if run.problems else _complete(run))
     )
 
 
-def _complete(path: Path) -> str:
+def _complete(run: Run) -> str:
     """Return what can be said when nothing is known to be missing."""
-    if os.path.lexists(path / CLAIM_FILE):
-        return (
-            "nothing is missing up to the last record; the training still runs or was killed, and "
-            "what it had not written by then is not known here"
-        )
-    return "all files are intact and no record is missing"
+    if run.closed and not os.path.lexists(run.path / CLAIM_FILE):
+        return "all files are intact and no record is missing"
+    return (
+        "nothing is missing up to the last record; the training still runs, was killed or did not "
+        "note its end, and what it had not written by then is not known here"
+    )
 
 
 def _run_folders(path: Path) -> list[Path]:

@@ -57,6 +57,7 @@ class HostOutbox(Generic[Kept]):
         """What is in flight, the oldest first."""
         self.posted = 0
         """Number of the newest observation that was posted."""
+        self.posted_step = 0
         self._seconds = 0.0
 
     def __len__(self) -> int:
@@ -69,7 +70,7 @@ class HostOutbox(Generic[Kept]):
         """
         shipment.pool = self.pool
         self.shipments.append(shipment)
-        self.posted = shipment.number
+        self.posted, self.posted_step = shipment.number, shipment.step
         if isinstance(buffers, HostBuffers):
             shipment.buffers = buffers
         elif buffers is not None:

@@ -173,6 +173,13 @@ def gap(entry: dict[str, Any], dropped: Dropped) -> dict[str, Any]:
     return entry
 
 
+def end(entry: dict[str, Any], _: Dropped) -> dict[str, Any]:
+    """Return a line of `ends.jsonl`; BadValueError when it belongs to no step."""
+    _place(entry)
+    entry["observations"] = count(entry.get("observations"))
+    return entry
+
+
 def run_info(content: Any, origin: str, dropped: Dropped) -> dict[str, Any]:
     """Return the content of `run.json`; RunFolderError when it is no description of a run."""
     if not isinstance(content, dict) or not isinstance(content.get("attempts"), list):

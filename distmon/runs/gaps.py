@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from itertools import pairwise
 from typing import Any, Final
 
 PARAMS_SINK: Final = "arrow"
+RECORDS_SINK: Final = "jsonl"
 
 
 def describe_gaps(gaps: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -23,11 +25,15 @@ def describe_gaps(gaps: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def missing_observations(
-    records: Iterable[Mapping[str, Any]], oldest_left_out: bool = False
+    info: Mapping[str, Any],
+    records: Iterable[Mapping[str, Any]],
+    ends: Iterable[Mapping[str, Any]],
+    oldest_left_out: bool = False,
 ) -> list[str]:
-    """Return a sentence for each attempt that lacks observations between those it has.
+    """Return a sentence for each attempt that lacks observations.
 
-    Each process numbers its observations from 1, so that a hole shows whatever caused it.
+    Each process numbers its observations from 1 and notes the last number when it closes its
+    monitor (`ends`), so that a hole shows whatever caused it, also one at the end.
     `oldest_left_out`: the oldest records were not read, so that the first attempt starts later.
     """
     by_attempt: dict[int, dict[int, int]] = {}
@@ -35,18 +41,30 @@ def missing_observations(
         number = record.get("observation")
         if isinstance(number, int) and number > 0:
             by_attempt.setdefault(record["attempt"], {})[number] = record["step"]
+    last = {}
+    if RECORDS_SINK in info["config"].get("sinks", (RECORDS_SINK,)):
+        last = {end["attempt"]: (end["observations"], end["step"]) for end in ends}
     found = []
-    for attempt, steps in sorted(by_attempt.items()):
-        known = sorted(steps)
-        first = known[0] if oldest_left_out and attempt == min(by_attempt) else 1
-        missing = known[-1] - first + 1 - len(steps)
+    for attempt in sorted({*by_attempt, *last}):
+        steps = by_attempt.get(attempt, {})
+        if oldest_left_out and attempt == min(by_attempt, default=attempt):
+            if not steps:
+                continue
+            first = min(steps)
+        else:
+            first = 1
+        observed, last_step = last.get(attempt, (0, 0))
+        total = max((*steps, observed))
+        missing = total - first + 1 - len(steps)
         if missing:
-            starts = [first - 1, *known]
-            before = [n for n, after in zip(starts, known, strict=False) if after > n + 1]
+            known = [first - 1, *sorted(steps), total + 1]
+            before = [n for n, after in pairwise(known) if after > n + 1]
             places = ", ".join(f"after step {steps.get(n, 0)}" for n in before[:3])
             more = ", ..." if len(before) > 3 else ""
+            if total not in steps:
+                more += f" up to the last observed step, {last_step}"
             found.append(
-                f"records.jsonl lacks {missing} of {known[-1]} observations of attempt {attempt}: "
+                f"records.jsonl lacks {missing} of {total} observations of attempt {attempt}: "
                 f"{places}{more}"
             )
     return found

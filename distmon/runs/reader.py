@@ -17,7 +17,14 @@ from distmon.record.summary_table import html_table, rich_table
 from distmon.runs import entries, params_file
 from distmon.runs.file_tails import LineTail, ParamTail
 from distmon.runs.gaps import describe_gaps, missing_observations, missing_rows
-from distmon.runs.run_folder import ALERTS_FILE, GAPS_FILE, PARAMS_FILE, RECORDS_FILE, read_info
+from distmon.runs.run_folder import (
+    ALERTS_FILE,
+    ENDS_FILE,
+    GAPS_FILE,
+    PARAMS_FILE,
+    RECORDS_FILE,
+    read_info,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Run:
     """Moving average of the loss."""
     problems: tuple[str, ...]
     """Parts that could not be read, one sentence each."""
+    closed: bool = False
+    """Whether the training has closed the monitor of the last attempt, and noted how far it was."""
 
     def __rich__(self) -> Table:
         """Show what the run has as a table."""
@@ -86,6 +95,7 @@ def read_run(path: str | os.PathLike[str], *, all_attempts: bool = False) -> Run
         news.losses,
         news.loss_ema,
         tuple(news.problems),
+        news.closed,
     )
 
 
@@ -104,6 +114,8 @@ class News:
     loss_ema: dict[int, float]
     problems: list[str]
     """Complete when `params` is exhausted."""
+    closed: bool
+    """As that of `Run`."""
 
 
 class RunTail:
@@ -118,6 +130,9 @@ class RunTail:
         self._records = LineTail(self.path / RECORDS_FILE, entries.record)
         self._alerts = LineTail(self.path / ALERTS_FILE, entries.alert)
         self._gaps = LineTail(self.path / GAPS_FILE, entries.gap)
+        self._ends = LineTail(self.path / ENDS_FILE, entries.end)
+        self._closed: set[int] = set()
+        """Attempts of which the end was read."""
         self._params = ParamTail(self.path / PARAMS_FILE)
 
     def read(self, *, all_attempts: bool = False) -> News:
@@ -133,15 +148,20 @@ class RunTail:
         alerts = _in_step_order(self._alerts.read(problems))
         params = self._params.batches(problems)
         problems += describe_gaps(self._gaps.read(problems))
+        ends = self._ends.read(problems)
+        self._closed.update(end["attempt"] for end in ends)
         if replaces:
-            problems += missing_observations(records, self._records.left_out > 0)
+            left_out = self._records.left_out > 0
+            problems += missing_observations(info, records, ends, left_out)
         last_steps = _last_steps(info)
         losses, loss_ema = _losses(records, last_steps, all_attempts)
         if not all_attempts:
             records = [entry for entry in records if _is_current(entry, last_steps)]
             alerts = [entry for entry in alerts if _is_current(entry, last_steps)]
             params = (_current_rows(batch, last_steps) for batch in params)
-        return News(info, replaces, records, alerts, params, losses, loss_ema, problems)
+        newest = max((entry["attempt"] for entry in info["attempts"]), default=0)
+        closed = newest in self._closed
+        return News(info, replaces, records, alerts, params, losses, loss_ema, problems, closed)
 
 
 def _table(batches: Iterator[Any], problems: list[str]) -> Any:

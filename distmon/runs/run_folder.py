@@ -37,6 +37,7 @@ RUN_FILE: Final = "run.json"
 RECORDS_FILE: Final = "records.jsonl"
 ALERTS_FILE: Final = "alerts.jsonl"
 GAPS_FILE: Final = "gaps.jsonl"
+ENDS_FILE: Final = "ends.jsonl"
 PARAMS_FILE: Final = "params.arrow"
 TENSORBOARD_DIR: Final = "tb"
 LARGEST_INFO: Final = 256 << 20
@@ -228,6 +229,11 @@ class RunFolder:
     def gaps_path(self) -> Path:
         """Path of what sinks could not deliver, one JSON line per gap."""
         return self.path / GAPS_FILE
+
+    @property
+    def ends_path(self) -> Path:
+        """Path of how far each attempt had observed when its monitor was closed."""
+        return self.path / ENDS_FILE
 
     @property
     def params_path(self) -> Path:

@@ -39,6 +39,7 @@ from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.source import Optimizers, Options, Source
 from distmon.runtime.worker import DerivedOnRequest, Evaluation
 from distmon.sampling.reading import Reading
+from distmon.sinks.gaps import LastObservation
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
             described=describe_run(settings, shards, observer.plan),
         )
         worker = open_evaluation(rank0, starting, undo)
-        undo.callback(worker.close)
+        undo.callback(worker.close, LastObservation(0, 0))
     else:
         rules = RuleEngine(blueprint.rules, user_code)
         worker = DerivedOnRequest(builder, rules, settings.check_records)

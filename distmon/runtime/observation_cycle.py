@@ -267,7 +267,7 @@ class ObservationCycle:
             self._faults.guard("stop", lambda: self.settle(PATIENCE_S))
             if not self.arrivals:
                 self._end.post_rest(self.lr)
-            self._faults.guard("stop", self.worker.close)
+            self._faults.guard("stop", self._end.close_worker)
         try:
             self.decisions.meet(seconds=3 * PATIENCE_S)
         except Exception as error:

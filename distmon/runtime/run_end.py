@@ -19,6 +19,7 @@ from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.observer import Observer
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.worker import Evaluation
+from distmon.sinks.gaps import LastObservation
 from distmon.writer.evaluator import Rest
 
 log = logging.getLogger("distmon")
@@ -113,7 +114,7 @@ class RunEnd:
             log.error("distmon: %s", steps_of_ranks)
             self._worker.settle()
             self.post_rest(lr, [*faults, f"observing ended with {steps_of_ranks}"])
-            self._worker.close()
+            self.close_worker()
 
         if progress is None:
             conclude(f"rank {self._observer.ranks.rank} at step {step}")
@@ -126,11 +127,16 @@ class RunEnd:
         if self._asking is not None:
             self._asking.join(seconds)
 
+    def close_worker(self) -> None:
+        """Deliver everything, and note in the run folder how far this run has observed."""
+        outbox = self._observer.outbox
+        self._worker.close(LastObservation(outbox.posted, outbox.posted_step))
+
     def close(self) -> None:
         """End the worker, its output and the process groups."""
         try:
             if self._asking is None:
-                self._worker.close()
+                self.close_worker()
         finally:
             ranks = self._observer.ranks
             if ranks.progress is not None and self._schedule.begun:

@@ -16,6 +16,7 @@ from distmon.record.digest import record_hash
 from distmon.record.record import Record
 from distmon.rules import RuleEngine
 from distmon.rules.alert import Alert, Severity
+from distmon.sinks.gaps import LastObservation
 from distmon.writer.evaluator import Evaluated, Evaluator, Rest
 
 _MOST_BYTES: Final = 64 << 20
@@ -84,8 +85,11 @@ class Evaluation(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], losses: Sequence[float]) -> None:
         """Continue where `state_dict` was taken, and then `losses`."""
 
-    def close(self) -> None:
-        """Deliver everything, within a limit, and take nothing any more. Safe to call twice."""
+    def close(self, last: LastObservation) -> None:
+        """Deliver everything, within a limit, and take nothing any more. Safe to call twice.
+
+        `last`: what this run has observed last, whether or not it was submitted.
+        """
 
 
 class EvaluationWorker:
@@ -181,15 +185,17 @@ class EvaluationWorker:
     def load_state_dict(self, state: Mapping[str, Any], losses: Sequence[float]) -> None:
         self.evaluator.load_state_dict(state, losses)
 
-    def close(self) -> None:
+    def close(self, last: LastObservation) -> None:
         """Finish what was submitted, within the limit, end the thread and flush the sinks."""
         with self._changed:
+            if self._closed:
+                return
             self._closed = True
             self._changed.notify_all()
         self._wait_until_begun(PATIENCE_S)
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
-        self.evaluator.output.close()
+        self.evaluator.output.close(last=last)
 
     def _run(self) -> None:
         while (observation := self._take()) is not None:
@@ -278,4 +284,4 @@ class DerivedOnRequest:
 
     def finish(self, rest: Rest) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, last: LastObservation) -> None: ...

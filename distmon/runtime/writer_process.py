@@ -26,12 +26,13 @@ from distmon.rules.engine import ActiveRule, severity_of
 from distmon.runtime.training_side import Printer, TrainingSide
 from distmon.runtime.worker import PATIENCE_S
 from distmon.runtime.writer_start import (
+    RESTART_S,
     Restarts,
     RunningWriter,
     WriterStartError,
     start_writer,
 )
-from distmon.sinks.gaps import GapLog
+from distmon.sinks.gaps import GapLog, LastObservation
 from distmon.writer import sent_observation
 from distmon.writer.evaluator import Evaluated, Rest
 from distmon.writer.mailbox import Mailbox
@@ -42,6 +43,9 @@ CLOSE_S: Final = 15.0
 """Longest wait for the writer at `close`: its sinks have 10 s to flush."""
 STATE_EVERY_S: Final = 10.0
 """How often the writer's state is asked for, with which another one would continue."""
+STUCK_S: Final = 120.0
+"""A writer without room for more that has confirmed nothing for so long is ended and replaced: it
+is stopped or hangs, since one observation takes milliseconds."""
 
 
 class WriterProcess:
@@ -84,6 +88,8 @@ class WriterProcess:
         """When the writer was last replaced."""
         self._confirmed = time.monotonic()
         """When it last confirmed a message."""
+        self._full_since: float | None = None
+        """When an observation was refused first, since the last message that was confirmed."""
         self.newest_hash = (0, 0)
         self.read_in_full: Sequence[int] = ()
         self._gaps = GapLog(side.folder)
@@ -127,12 +133,23 @@ class WriterProcess:
         with self._changed:
             if self._send(message, observation.step) is None:
                 self._gaps.lost_step("writer", "record", observation.step, "it was behind")
+                self._end_if_stuck()
                 return False
             self._observations += 1
         if not self._absent and time.monotonic() - self._state_asked > STATE_EVERY_S:
             self._state_asked = time.monotonic()
             self._send(Request("state"))
         return True
+
+    def _end_if_stuck(self) -> None:
+        """End a writer that makes no progress; another one gets what it has not handled."""
+        now = time.monotonic()
+        if self._full_since is None or self.process.returncode is not None:
+            self._full_since = now
+        elif now - self._full_since > STUCK_S:
+            self._full_since = now
+            log.warning("distmon: the writer process makes no progress; it is replaced")
+            self.process.kill()
 
     def alert(self, alert: Alert) -> None:
         self._side.alert(alert)
@@ -187,13 +204,15 @@ class WriterProcess:
             raise result.error()
         self._assignment = self._with_state(kept)
 
-    def close(self) -> None:
+    def close(self, last: LastObservation) -> None:
         if self._closed:
             return
         self._no_pause.set()
         self._wait_for_writer(CLOSE_S)
-        # What somebody may still ask for.
-        self._newest, self._assignment = self.newest_record, self._with_state(self._ask("state"))
+        if self.settle():  # a writer that is behind would answer later than anybody waits
+            # What somebody may still ask for.
+            self._newest = self.newest_record
+            self._assignment = self._with_state(self._ask("state"))
         self._closed = True
         closed = self._request(Request("close"), CLOSE_S)
         self._side.close()
@@ -205,7 +224,8 @@ class WriterProcess:
                 self.process.pid,
             )
         self._printer.close(PATIENCE_S)
-        self._gaps.write()
+        self._list_unreceived()
+        self._gaps.end(last)
         self._mailbox.forget()
         self._thread.join(PATIENCE_S)
         if not self._thread.is_alive():
@@ -213,6 +233,12 @@ class WriterProcess:
                 self.process.wait(PATIENCE_S)
             self._mailbox.close()
         self._assignment.folder.release()
+
+    def _list_unreceived(self) -> None:
+        """Count what no writer will get; one that is behind still writes what it has received."""
+        with self._changed:
+            for number in self._mailbox.unreceived():
+                self._note_loss(self._kinds.pop(number, None), "it was behind when the run ended")
 
     def _ask(self, what: Literal["state", "record"]) -> Any:
         """Return what the writer answers; None when it does not in time."""
@@ -288,7 +314,7 @@ class WriterProcess:
         while True:
             pause = self._restarts.pause(self._confirmed - self._replaced)
             if pause and self._no_pause.is_set():
-                log.error("distmon: %s again; nothing more is recorded", found)
+                log.error("distmon: %s; nothing more is recorded", found)
                 self._mailbox.forget()
                 return None
             again = f"starting another one in {pause:g} s" if pause else "starting another one"
@@ -302,8 +328,11 @@ class WriterProcess:
 
     def _start_another(self) -> RunningWriter:
         writer = start_writer(self._mailbox.file, self._assignment.config.sinks)
-        writer.wait_until_ready()
+        writer.wait_until_ready(RESTART_S)
         with self._changed:
+            if self._closed:
+                writer.kill()
+                raise WriterStartError("the run has ended")
             try:
                 self._mailbox.connect(writer.notes, self._assignment)
             except BufferError:  # the state has outgrown its room: continue without it
@@ -356,7 +385,7 @@ class WriterProcess:
         """Take the result of one message."""
         self._mailbox.confirm(number)
         if number:  # 0 is the assignment
-            self._confirmed = time.monotonic()
+            self._confirmed, self._full_since = time.monotonic(), None
         with self._changed:  # whoever sends holds it until the message is listed
             message = self._kinds.get(number)
         finished: Evaluated | Exception | None = None

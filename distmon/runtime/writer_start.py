@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +17,17 @@ from distmon.own_threads import OwnThread
 from distmon.writer.mailbox import Answers
 
 START_S: Final = 60.0
-"""Longest time that a writer may take to import what it needs."""
+"""Longest time that the first writer may take to import what it needs: `attach` waits for it."""
+RESTART_S: Final = 600.0
+"""The same of another one, which nothing waits for. On a busy machine it needs minutes, and one
+that is ended and started again later needs them again."""
 FIRST_PAUSE_S: Final = 10.0
 """Pause before a writer is replaced again; it doubles up to `LONGEST_PAUSE_S`."""
 LONGEST_PAUSE_S: Final = 600.0
 STEADY_S: Final = 600.0
 """A writer that has confirmed messages for so long is replaced at once, as the first one is."""
+_PIPE_BYTES: Final = 1 << 20
+"""Room for notes: the most that Linux gives without privileges."""
 _RUN: Final = (
     "import sys; sys.path[:] = {path!r}; from distmon.writer.main import main; main(**{options!r})"
 )
@@ -54,29 +60,44 @@ class RunningWriter:
     process: subprocess.Popen[bytes]
     notes: int
     answers: Answers
+    _reading: OwnThread | None = None
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, seconds: float = START_S) -> None:
         """Return once it has imported everything; raises WriterStartError when it does not."""
         found: list[Any] = []
         # A pipe has no time limit; a thread that waits for it can be left behind.
         thread = OwnThread(lambda: found.append(self.answers.read()), "writer-start")
         try:
             thread.start()
+            self._reading = thread
         except RuntimeError as error:  # too many threads
             self.kill()
             raise WriterStartError(str(error)) from error
-        thread.join(START_S)
+        thread.join(seconds)
         if not found:
             self.kill()
-            raise WriterStartError(f"it was not ready within {START_S:g} s")
+            raise WriterStartError(f"it was not ready within {seconds:g} s")
         if found[0] is None:
             self.kill()
             raise WriterStartError(f"it ended with code {self.process.wait()}")
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process at once, before anything was sent to it, and close the pipes."""
         self.process.kill()
         self.process.wait()
+        os.close(self.notes)
+        if self._reading is not None:
+            self._reading.join(1.0)  # it reads the end, unless a forked child has the pipe, too
+        if self._reading is None or not self._reading.is_alive():
+            self.answers.close()
+
+
+def _enlarge(pipe: int) -> None:
+    """Make room for a note of each message that the memory holds, where the system allows it."""
+    with suppress(ImportError, OSError, AttributeError):
+        import fcntl  # not on every platform
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def start_writer(memory: int, sinks: Sequence[str]) -> RunningWriter:
@@ -94,6 +115,7 @@ def start_writer(memory: int, sinks: Sequence[str]) -> RunningWriter:
         answers_read, answers = os.pipe()
         ends += (answers_read, answers)
         os.set_blocking(notes, False)
+        _enlarge(notes)
         options = {
             "notes": notes_read,
             "answers": answers,

@@ -54,18 +54,21 @@ class JsonlSink:
         _append_line(self._alerts, entry)
 
     def take_in(self, folder: RunFolder) -> int:
-        """Move the records, alerts and gaps of another folder here; return their number."""
+        """Move what another folder has here; return the number of records and alerts."""
         own = self._folder
-        gaps = _open_lines(own.gaps_path) if os.path.lexists(folder.gaps_path) else None
-        try:
-            moved = move_entries(
-                folder.records_path, own.records_path, self._records, whole_lines
-            ) + move_entries(folder.alerts_path, own.alerts_path, self._alerts, whole_lines)
-            if gaps is not None:
-                move_entries(folder.gaps_path, own.gaps_path, gaps, whole_lines)
-        finally:
-            if gaps is not None:
-                os.close(gaps)
+        moved = move_entries(
+            folder.records_path, own.records_path, self._records, whole_lines
+        ) + move_entries(folder.alerts_path, own.alerts_path, self._alerts, whole_lines)
+        for source, target in (
+            (folder.gaps_path, own.gaps_path),
+            (folder.ends_path, own.ends_path),
+        ):
+            if os.path.lexists(source):
+                descriptor = _open_lines(target)
+                try:
+                    move_entries(source, target, descriptor, whole_lines)
+                finally:
+                    os.close(descriptor)
         return moved
 
     def close(self) -> None:

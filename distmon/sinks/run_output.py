@@ -8,6 +8,7 @@ from distmon.record.record import Record
 from distmon.rules.alert import Alert
 from distmon.runs.run_folder import RunFolder
 from distmon.sinks import Delivery
+from distmon.sinks.gaps import GapLog, LastObservation
 
 
 class RunOutput:
@@ -34,7 +35,12 @@ class RunOutput:
         """Deliver an alert at once, before the next record."""
         self._delivery.post_alert(alert)
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Flush the sinks within `timeout` seconds. Safe to call twice."""
+    def close(self, timeout: float = 10.0, last: LastObservation | None = None) -> None:
+        """Flush the sinks within `timeout` seconds. Safe to call twice.
+
+        `last`: noted as the end of the run; None in a process that does not know it.
+        """
         self._delivery.close(timeout)
+        if last is not None:
+            GapLog(self._folder).end(last)
         self._folder.release()

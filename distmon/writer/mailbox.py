@@ -147,6 +147,11 @@ class Mailbox:
             _, handled = _HANDLED.unpack(self._view[-_HANDLED.size :])
             return [number for number in self._waiting if number <= handled]
 
+    def unreceived(self) -> list[int]:
+        """Return the messages of which no writer knows."""
+        with self._lock:
+            return [*(self._unnoted if self._pipe >= 0 else self._waiting)]
+
     def forget(self) -> None:
         """Free all messages: there is no writer any more."""
         with self._lock:
@@ -261,6 +266,10 @@ class Answers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe; not while a thread reads."""
         self._stream.close()
 
     def read(self) -> tuple[Any, ...] | None:
