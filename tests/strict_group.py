@@ -32,6 +32,7 @@ class StrictGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._store = dist.PrefixStore("strict", store)
         self._number, self._size, self._rank = 0, size, rank
+        self._name = ""
         self._timeout = timeout.total_seconds()
         self._inner = dist.ProcessGroupGloo(dist.PrefixStore("inner", store), rank, size, timeout)
         self._works: list[tuple[float, str, Any]] = []
@@ -80,6 +81,12 @@ class StrictGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         return "strict"
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
 
     def shutdown(self) -> None:
         """Wait for all ranks, as destroying a communicator does."""

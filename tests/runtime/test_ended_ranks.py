@@ -134,7 +134,8 @@ def _ends_alone(rank: int, _: int, folder: str, kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["decision", "interval"])
 def test_no_step_waits_for_a_rank_that_has_ended(tmp_path: Path, kind: str) -> None:
-    ended, other = run_ranks(_ends_alone, 2, str(tmp_path), kind)
+    # With `transport: device` a rank that observes waits for all others, as NCCL does.
+    ended, other = run_ranks(_ends_alone, 2, str(tmp_path), kind, strict=False)
     assert ended["said"] == ["planted"]
     assert len(other["said"]) == 1
     assert other["said"][0].endswith("cannot arrive: another rank has ended")

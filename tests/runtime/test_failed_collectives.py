@@ -50,7 +50,8 @@ def _uneven(rank: int, _: int, folder: str) -> dict[str, Any]:
 
 
 def test_a_rank_with_fewer_steps_holds_nobody_and_what_is_missing_is_named(tmp_path: Path) -> None:
-    results = run_ranks(_uneven, 3, str(tmp_path))
+    # With `transport: device` a rank that observes waits for all others, as NCCL does.
+    results = run_ranks(_uneven, 3, str(tmp_path), strict=False)
     assert [found["forgets"] for found in results] == [[], [], []]
     records = distmon.read_run(tmp_path / "forgets/run").records
     assert [record["step"] for record in records] == [4]
