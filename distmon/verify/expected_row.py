@@ -101,9 +101,11 @@ class ExpectedRow:
             "in_optimizer": float(lr is not None),
             "has_grad": float(grad is not None),
         }
-        missed = grad is not None and np.any(grad) and not np.any(grad_of_stepped)
-        if missed and not self.sample.whole:  # what moved is not in the sample
-            c["update_norm_stderr"] = np.nan
+        if grad is not None and grad_of_stepped is not None and not self.sample.whole:
+            least = _least_error(grad, grad_of_stepped, stepped, update, self.sample)
+            c["update_norm_stderr"] = np.maximum(
+                c["update_norm_stderr"], least * c["update_norm"]
+            )  # NaN where either is
         for what, values in (("weight", weight), ("grad", grad)):
             for kind, is_kind in (("nan", np.isnan), ("inf", np.isinf)):
                 c[f"{what}_{kind}"] = np.nan if values is None else float(is_kind(values).sum())
@@ -171,6 +173,25 @@ def _lost(weight: Floats, grad: Floats | None, update: Floats, sample: Sample) -
         if measured
         else np.nan,
     }
+
+
+def _least_error(
+    grad: Floats, graded: Floats, weight: Floats, update: Floats, sample: Sample
+) -> float:
+    """Return the least relative error of an update's norm; NaN where the sample cannot know it.
+
+    `graded` is the gradient of the elements whose update is sampled.
+    """
+    moved = float(np.sum((graded != 0) & ((weight == 0) | (update != 0))))
+    sparse = np.sum(grad == 0) > len(grad) / 2
+    if np.any(grad) and not np.any(graded):  # what moved is not in the sample
+        return np.nan
+    if not sparse or not np.any(graded):
+        return 0.0
+    every_row = sample.row_strata == sample.rows > 1
+    independent = moved if every_row else moved / sample.run
+    unseen = 1 - len(update) / sample.numel
+    return _STUDENT / 2 * np.sqrt(unseen / independent) if moved else np.nan
 
 
 def _largest(values: Floats) -> float:
