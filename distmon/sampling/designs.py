@@ -23,6 +23,9 @@ TALL: Final = 4096
 """Rows from which on every row is sampled."""
 VOCABULARY_RUNS: Final = 3 << 15
 """Runs in a matrix with 4 times as many rows as columns: its squared norm may lie in few rows."""
+SHORT_ROW: Final = 4 * RUN
+"""Elements up to which the rows of a tall matrix are read whole: reading one run of each moves half
+of the cache lines. Where a few rows have most of the gradient, one run of four covered 90%."""
 MOST_POINTS: Final = 8192
 """Single elements of a tall weight: each is a cache line to wait for, before and after a step."""
 FREE_POINTS: Final = 1 << 17
@@ -119,6 +122,8 @@ def _gradient_sample(name: str, shape: tuple[int, ...], seed: int, tall: bool) -
         rows, length = shape[0], numel // shape[0]
         if length < RUN and numel > MOST_RUNS * RUN:  # rows shorter than a run, too many for whole
             return choose(name, numel, VOCABULARY_RUNS * RUN, seed)
+        if length <= SHORT_ROW and numel <= MOST_RUNS * RUN:
+            return whole_sample(name, numel, seed)
         runs = max(1, VOCABULARY_RUNS // rows) if rows >= 4 * length else 1
         return Sample(name, numel, seed, row_strata=rows, cell_strata=runs, rows=rows)
     if tall and len(shape) > 1 and shape[-1] >= max(TALL, 4 * (numel // shape[-1])):
