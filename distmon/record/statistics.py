@@ -293,8 +293,12 @@ def run_metrics(
         prefix = "weight" if what == "w" else "grad"
         bad = np.nansum(c[f"{prefix}_nan"]) + np.nansum(c[f"{prefix}_inf"]) > 0
         norm = float(np.sqrt(estimate.square[seen].sum()))
+        unknown = norm == 0 and (sampling.tables[what].unseen[seen] > 0).any()
+        if unknown and what == "g" and not bad:
+            continue  # a sample of zeros says nothing of the rest
         metrics[f"monitor/{tag}_norm"] = float("nan") if bad else norm
-        metrics[f"monitor/{tag}_norm_stderr"] = _stderr_of_norm(norm, estimate.variance[seen])
+        if not unknown:
+            metrics[f"monitor/{tag}_norm_stderr"] = _stderr_of_norm(norm, estimate.variance[seen])
     copies = estimates["u"].copies
     expansion = sampling.tables["u"].expansion
     scale = np.where(np.isnan(copies), 0.0, expansion / np.where(copies > 0, copies, 1))
