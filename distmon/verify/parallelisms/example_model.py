@@ -75,7 +75,7 @@ class TokensAndPairs(nn.Embedding):
         def table(*shape: int) -> nn.Parameter:
             return nn.Parameter(0.1 * torch.randn(shape, generator=generator))
 
-        # g: 3 of the 5 runs in every row, the last of which is short; u: single elements.
+        # g: 3 of the 5 runs in every row, the last of which is short; u: a run in every row.
         self.tall = table(24_593, 36)
         # g: 1024 of 1547 runs; u: 8 of the 12 elements in every row.
         self.narrow = table(1031, WIDTH - 36)
