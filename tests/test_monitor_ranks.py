@@ -18,7 +18,7 @@ import distmon
 from csrc_triton.row_layout import BIN_WIDTH, SMALLEST_EXPONENT
 from distmon.errors import PlanMismatchError
 from distmon.metrics import GRAD_PERCENTILES
-from distmon.record.statistics import DEGREES, student_factor
+from distmon.record.standard_error import DEGREES, student_factor
 from distmon.sampling.sample import choose
 
 STEPS = 6

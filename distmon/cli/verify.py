@@ -136,6 +136,13 @@ def _legend(verdicts: list[Verdict], ranks: int) -> str:
         "2 x 8 per loss, 8 per sampled element of a partial gradient, and the rows of the "
         "activations.",
     ]
+    if compared:
+        low, high = (f(c.coverage.covered for c in compared) for f in (min, max))
+        lines.append(
+            "norms over all elements within 2 standard errors of their estimate: "
+            f"{low}{f' to {high}' if high > low else ''} of {compared[0].coverage.estimated} with "
+            "an error bar."
+        )
     noise = sorted({name for c in compared for name in c.not_compared})
     if noise:
         lines.append(

@@ -3,10 +3,13 @@
 The gradient of a table of embeddings is read in every row or in full, its update in one element of
 each row at most. So how well that sample represents the gradient is known, and the spread within
 the sample is not all there is to go by: a sample that missed the rows that moved varies little.
+In bf16 few elements of a row change at all, so a sample may have the rows that the gradient moves
+and still miss what changed in them, while momentum moves many others a little.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import MAX, SUM
 from distmon.probe.percentiles import bin_values
 from distmon.record.record import Column
+from distmon.record.standard_error import DEGREES, student_factor
 from distmon.reduce.reduced import Reduced
 
 if TYPE_CHECKING:
@@ -24,21 +28,29 @@ SPARSE: Final = 0.5
 """Share of zeros from which on a gradient is that of a table of which a step touches few rows."""
 
 
-def update_error_floor(reduced: Reduced, grad: Moments, sampling: Sampling) -> Column:
+def update_error_floor(
+    reduced: Reduced, estimates: Mapping[str, Moments], sampling: Sampling
+) -> Column:
     """Return the least standard error of each update's norm, relative to the norm.
 
     NaN, unknown, where the parameter has a gradient but none of the elements whose update was
-    sampled has one: what they show is weight decay and momentum. Where an update is as large as its
-    gradient is, as in SGD, how far the same sample is from the norm of a sparse gradient.
+    sampled has one and moved: what they show is weight decay and momentum. Where the gradient is
+    sparse, what a count of so few moved elements leaves open; and where an update is as large as
+    its gradient is, as in SGD, how far the same sample is from the norm of the gradient.
     """
-    sums, update = reduced.sums, sampling.tables["u"]
+    sums, update, grad = reduced.sums, sampling.tables["u"], estimates["g"]
     finite = sums[:, SUM["g_count"]] - sums[:, SUM["g_nan"]] - sums[:, SUM["g_inf"]]
-    zeros = sums[:, SUM["g_zero"]]
+    zeros, graded = sums[:, SUM["g_zero"]], sums[:, SUM["u_graded"]]
     elementwise = (update.unseen > 0) & (sums[:, SUM["g_unreadable"]] == 0)
-    missed = elementwise & (finite > zeros) & (sums[:, SUM["u_graded"]] == 0)
+    missed = elementwise & (finite > zeros) & (graded == 0)
     floor = np.where(missed, np.nan, 0.0)
+    rows = elementwise & ~missed & (zeros > SPARSE * finite)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = (graded - sums[:, SUM["u_lost"]]) / (estimates["u"].copies * update.cluster)
+        by_count = student_factor(DEGREES) / 2 * np.sqrt(update.unseen / moved)
+    floor = np.where(rows & (graded > 0), np.where(moved > 0, by_count, np.nan), floor)
     # With the weights in full, so are the bins: they do not show the sample of the update.
-    rows = elementwise & ~missed & (sampling.tables["w"].unseen > 0) & (zeros > SPARSE * finite)
+    rows &= sampling.tables["w"].unseen > 0
     adaptive = reduced.ranks.get("adaptive", np.ones(1))
     if reduced.bins is None or not (adaptive == 0).any() or not rows.any():
         return floor
@@ -46,7 +58,8 @@ def update_error_floor(reduced: Reduced, grad: Moments, sampling: Sampling) -> C
     seen = _square_of_bins(reduced, rows) * scale
     with np.errstate(divide="ignore", invalid="ignore"):
         distance = np.abs(np.sqrt(grad.square[rows] / seen) - 1)
-    floor[rows] = np.where(np.isfinite(distance), distance, np.nan)
+    distance = np.where(np.isfinite(distance), distance, np.nan)
+    floor[rows] = np.maximum(floor[rows], distance)  # NaN where either is
     return floor
 
 

@@ -23,12 +23,19 @@ TALL: Final = 4096
 """Rows from which on every row is sampled."""
 VOCABULARY_RUNS: Final = 3 << 15
 """Runs in a matrix with 4 times as many rows as columns: its squared norm may lie in few rows."""
+SHORT_ROW: Final = 4 * RUN
+"""Elements up to which the rows of a tall matrix are read whole: reading one run of each moves half
+of the cache lines. Where a few rows have most of the gradient, one run of four covered 90%."""
 MOST_POINTS: Final = 8192
 """Single elements of a tall weight: each is a cache line to wait for, before and after a step."""
 FREE_POINTS: Final = 1 << 17
 """Elements of all weights that are sampled whatever the limits, as far as tall matrices have rows:
 tables and snapshot of 1 to 1.5 MB. A model of few parameters may be tables of which a step moves a
 hundred rows in 100 000, and a sample of some thousand rows sees a handful of them."""
+TABLE_POINTS: Final = 1 << 20
+"""What FREE_POINTS is in a model that is mostly tables looked up by rows: 8 to 12 MB. With weights
+in bf16 a step changes a fifth of the elements of the rows that it moves: one element of each row
+shows a dozen of them, and 8 show a hundred."""
 MOST_RUNS: Final = 1 << 22
 """Runs in all tall matrices together: tables of 20 MB over all ranks."""
 
@@ -63,26 +70,31 @@ def weight_samples(
 
     What small parameters leave of 1.5 x `sample_size` x parameters, the elements whose tables and
     snapshot take 12 bytes x `sample_size` x parameters, goes to single elements in as many rows of
-    tall matrices, up to MOST_POINTS in each. As far as FREE_POINTS in all allow, every row has one,
-    or a run where that fits: a run is one cache line, as a single element is.
+    tall matrices, up to MOST_POINTS in each. As far as FREE_POINTS or TABLE_POINTS in all allow,
+    every row has one, or a run where that fits: a run is one cache line, as a single element is.
     """
     designs = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
     samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
-    by_row = (i for i, shape in enumerate(shapes) if is_tall(shape) or _is_table(shape))
-    tall = [i for i in by_row if not samples[i].whole]
+    tables = {i for i, shape in enumerate(shapes) if _is_table(shape) and not samples[i].whole}
+    tall = {i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole}
+    in_tables = sum(samples[i].numel for i in tables)
+    mostly_tables = 2 * in_tables > sum(sample.numel for sample in samples)
     used = int(SampleNumbers.of(samples).count.sum())
-    room, free = 3 * sample_size * len(samples) // 2 - used, max(0, FREE_POINTS - used)
-    for number, i in enumerate(sorted(tall, key=lambda i: (shapes[i][0], names[i]))):
-        share, free_share = (n // (len(tall) - number) for n in (room, free))
-        rows, numel = shapes[i][0], prod(shapes[i])
-        free_share *= len(shapes[i]) > 1  # a vector has no rows that a step looks up
-        most = max(min(MOST_POINTS, sample_size + share), sample_size + free_share)
-        if RUN * rows <= min(numel, sample_size + free_share):
+    room = 3 * sample_size * len(samples) // 2 - used
+    free = max(0, (TABLE_POINTS if mostly_tables else FREE_POINTS) - used)
+    order = sorted(tables | tall, key=lambda i: (shapes[i][0], names[i]))
+    matrices = sum(len(shapes[i]) > 1 for i in order)  # a vector has no rows that a step looks up
+    for left, i in zip(range(len(order), 0, -1), order, strict=True):
+        rows, numel, is_matrix = shapes[i][0], samples[i].numel, len(shapes[i]) > 1
+        most = sample_size + (free // matrices if is_matrix else 0)
+        if RUN * rows <= min(numel, most):
             samples[i] = Sample(names[i], numel, seed, row_strata=rows, cell_strata=1, rows=rows)
-        elif is_tall(shapes[i]):
-            points = min(rows, most)
+        elif i in tall:
+            points = min(numel if i in tables and mostly_tables else rows, most)
+            points = max(points, min(rows, MOST_POINTS, sample_size + room // left))
             samples[i] = Sample(names[i], numel, seed, row_strata=1, cell_strata=points, run=1)
         room, free = (n - (samples[i].count - sample_size) for n in (room, free))
+        matrices -= is_matrix
     return tuple(samples)
 
 
@@ -110,6 +122,8 @@ def _gradient_sample(name: str, shape: tuple[int, ...], seed: int, tall: bool) -
         rows, length = shape[0], numel // shape[0]
         if length < RUN and numel > MOST_RUNS * RUN:  # rows shorter than a run, too many for whole
             return choose(name, numel, VOCABULARY_RUNS * RUN, seed)
+        if length <= SHORT_ROW and numel <= MOST_RUNS * RUN:
+            return whole_sample(name, numel, seed)
         runs = max(1, VOCABULARY_RUNS // rows) if rows >= 4 * length else 1
         return Sample(name, numel, seed, row_strata=rows, cell_strata=runs, rows=rows)
     if tall and len(shape) > 1 and shape[-1] >= max(TALL, 4 * (numel // shape[-1])):

@@ -22,6 +22,8 @@ class SampleNumbers:
     whole: NDArray[np.bool_]
     group_share: NDArray[np.float64]
     """[parameters, GROUPS]: share of the sample that falls into each group."""
+    cluster: Indices
+    """Elements that chance brings into the sample together: a run, unless every row has one."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> SampleNumbers:
@@ -33,9 +35,11 @@ class SampleNumbers:
         expansion = np.zeros(len(samples))
         whole = np.zeros(len(samples), dtype=bool)
         share = np.zeros((len(samples), GROUPS))
+        cluster = np.ones(len(samples), dtype=np.int64)
         for rows in together.values():
             some = [samples[i] for i in rows]
             count[rows] = count_elements(some)
             expansion[rows], whole[rows] = some[0].expansion, some[0].whole
             share[rows] = group_shares(some)
-        return cls(count, expansion, whole, share)
+            cluster[rows] = 1 if some[0].whole or some[0].by_lane else some[0].run
+        return cls(count, expansion, whole, share, cluster)

@@ -212,7 +212,8 @@ def _grad_norm(record: Record) -> list[_Field]:
     """The total gradient norm: with its error where it is an estimate, and what clipping left."""
     norm = record.metrics.get("monitor/grad_norm")
     if norm is None:
-        return []
+        has_grad = record.params.columns.get("has_grad", np.zeros(0))
+        return [_Field("grad_norm:unknown", 70)] if (has_grad > 0).any() else []
     field = _field("grad_norm", norm, _short, 70)
     error = record.metrics.get("monitor/grad_norm_stderr", 0.0)
     text = field.text

@@ -9,24 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from csrc_triton.row_layout import (
-    BIN_WIDTH,
-    HALF_BINS,
-    MAX_COLUMNS,
-    SUM_COLUMNS,
-    bin_words,
-)
+from csrc_triton.row_layout import BIN_WIDTH, HALF_BINS
 from distmon.record.record import Record
-from distmon.reduce.rank_slots import SLOT_SIZE
 from distmon.verify.columns import ACTIVATION_COLUMNS, COLUMNS, TOTALS
-from distmon.verify.expected import Expected, Floats
+from distmon.verify.cost import bytes_of_observation, cost_problems
+from distmon.verify.coverage import Coverage, coverage
+from distmon.verify.expected import Expected
+from distmon.verify.expected_row import Floats
 from distmon.verify.observe import Observed
 from distmon.verify.parallelisms import Limits
 
 _LOSS_ROUNDINGS: Final = 16
 """A model may compute its loss in float32; the mean over ranks then rounds a few times more."""
-COLLECTIVES: Final = 2
-"""Relative to the values in the bin."""
 _COUNT_LIMIT = 1e-12
 """Counts must be equal; this allows for rounding in the quotient of two counts."""
 
@@ -67,6 +61,8 @@ class Comparison:
     """Collectives per observation; the maximum over ranks and observations."""
     nbytes: int
     """Bytes that one rank sends per observation; the maximum over ranks and observations."""
+    coverage: Coverage
+    """Error bars against the truth of all elements."""
     not_compared: tuple[str, ...]
     """Parameters whose gradient is rounding noise; their gradients and updates are not compared."""
 
@@ -93,6 +89,7 @@ def compare(
     names = expected[0].names
     problems = _incomparable(expected, ranks)
     differences: list[Difference] = []
+    covered = Coverage(0, 0, 0, ())
     if not problems:
         problems += _reported_problems(ranks)
         problems += _mismatched_ranks(ranks)
@@ -100,8 +97,10 @@ def compare(
         for truth, record in zip(expected, first.records, strict=True):
             differences += _record(truth, record, order, limits)
             differences += _activations(truth, record, first.watched, limits)
+        covered = coverage(expected, first.records, order, limits)
+        problems += covered.problems
         problems += _uneven_replicas(expected[0], ranks)
-        problems += _cost(ranks, bytes_of_observation(expected[0], ranks, interval))
+        problems += cost_problems(ranks, bytes_of_observation(expected[0], ranks, interval))
     noise = np.any([truth.noise for truth in expected], axis=0)
     return Comparison(
         differences=_worst_by_column(differences),
@@ -110,30 +109,9 @@ def compare(
         sample=int(expected[0].sampled.sum()),
         collectives=max((n for rank in ranks for n in rank.collectives), default=0),
         nbytes=max((n for rank in ranks for n in rank.nbytes), default=0),
+        coverage=covered,
         not_compared=tuple(np.array(names)[noise]),
     )
-
-
-def bytes_of_observation(truth: Expected, ranks: Sequence[Observed], interval: int) -> int:
-    """Return the bytes that one rank must send: parameter rows, rank telemetry and losses.
-
-    For partial gradients it also sends the sampled elements and one scale factor, and the rows of
-    the activations that are watched.
-    """
-    row = 8 * len(SUM_COLUMNS) + 8 * _bin_words(truth, ranks) + 4 * len(MAX_COLUMNS)
-    partial = frozenset[str]().union(*(rank.partial for rank in ranks))
-    samples: dict[str, int] = dict(zip(truth.names, truth.gradient_sampled.tolist(), strict=True))
-    elements = sum(samples[name] + 1 for name in partial)
-    total = len(truth.names) * row + len(ranks) * 8 * SLOT_SIZE + 2 * 8 * interval + 8 * elements
-    return total + ranks[0].watched_bytes
-
-
-def _bin_words(truth: Expected, ranks: Sequence[Observed]) -> int:
-    """Return the words that hold the bins of a row when every rank counts what it holds."""
-    read = [sum(rank.sampled.get(name, 0) for rank in ranks) for name in truth.names]
-    copies = np.ceil((np.array(read) / np.maximum(truth.sampled, 1)).max(initial=1))
-    counted = max(truth.sampled.max(initial=0), truth.histogram.sum(1).max(initial=0))
-    return bin_words(2 * int(copies) * int(counted))
 
 
 def _incomparable(expected: Sequence[Expected], ranks: Sequence[Observed]) -> list[str]:
@@ -187,9 +165,7 @@ def _record(
 ) -> Iterator[Difference]:
     """Yield the worst parameter of every column of one record."""
     found = {**record.params.columns, **record.params.percentiles}
-    skipped = truth.noise
-    if not limits.unowned_gradients:
-        skipped = skipped | (truth.columns["in_optimizer"] == 0)
+    skipped = truth.skipped(limits)
     for column in COLUMNS:
         want, have = truth.columns[column.name], found[column.name][order]
         scale = _scale(truth, column.scale, want)
@@ -303,18 +279,3 @@ def _uneven_replicas(truth: Expected, ranks: Sequence[Observed]) -> Iterator[str
         read = sum(rank.sampled.get(name, 0) for rank in ranks)
         if sample and (read < sample or read % sample):
             yield f"{read} elements of {name} are read, not a multiple of its sample of {sample}"
-
-
-def _cost(ranks: Sequence[Observed], nbytes: int) -> Iterator[str]:
-    single = len(ranks) == 1
-    collectives = 0 if single else COLLECTIVES
-    for i, rank in enumerate(ranks):
-        for n in rank.collectives:
-            if n != collectives:
-                yield f"rank {i} enters {n} collectives in an observation, not {collectives}"
-        for n, record in zip(rank.nbytes, rank.records, strict=True):
-            reported = record.metrics["performance/monitor_bytes"]
-            if reported != nbytes or (not single and n != reported):
-                yield (
-                    f"rank {i} sends {n} bytes and reports {reported:.0f}, but {nbytes} are needed"
-                )

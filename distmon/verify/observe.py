@@ -18,7 +18,7 @@ from distmon.record.record import Record
 from distmon.runtime.source import Options, Source
 from distmon.sampling.reading import SampleSize
 from distmon.sampling.sample import Sample
-from distmon.verify.expected import EPS, SAMPLE_SEED
+from distmon.verify.expected_row import EPS, SAMPLE_SEED
 from distmon.verify.parallelisms import DistributedModel, Parallelism
 from distmon.verify.workloads import load_workload
 

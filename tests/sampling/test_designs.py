@@ -197,3 +197,10 @@ def test_a_table_of_more_rows_than_runs_is_not_left_to_chance() -> None:
     assert abs(seen - MOST_RUNS / rows) < 0.03
     shares = gradient_samples(["a", "b"], [(6_000_000, 16), (3_000_000, 16)], 0)
     assert shares[0].count == pytest.approx(2 * shares[1].count, rel=0.01)
+
+
+def test_short_rows_are_read_whole_as_far_as_a_long_vector_is() -> None:
+    """One run of the few in a row is as much traffic, and may miss what dominates the row."""
+    shapes = [(100_000, 32), (100_000, 33), (2_000_000, 32), (MOST_RUNS * 8,)]
+    short, longer, many, vector = gradient_samples(["a", "b", "c", "d"], shapes, 0)
+    assert [s.whole for s in (short, vector, longer, many)] == [True, True, False, False]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from distmon.layout import capture
 from distmon.probe import TorchProbe
-from distmon.record.statistics import DEGREES, Sampling, moments, param_table, student_factor
+from distmon.record.standard_error import DEGREES, student_factor
+from distmon.record.statistics import Sampling, moments, param_table
 from distmon.reduce.buffers import HostBuffers
 from distmon.reduce.reduced_view import BufferSizes
-from distmon.sampling.designs import FREE_POINTS, MOST_POINTS, RUNS_ELSEWHERE
+from distmon.sampling.designs import FREE_POINTS, MOST_POINTS, RUNS_ELSEWHERE, TABLE_POINTS
 from distmon.sampling.plan import SamplePlan, build_plan
 from distmon.sampling.reading import Reading
 from distmon.sampling.sample import choose
@@ -142,22 +143,35 @@ def test_rows_of_tall_matrices_fit_in_what_small_parameters_leave() -> None:
 
 def test_every_row_of_the_tables_of_a_small_model() -> None:
     """A step of 64 words moves some 40 rows of 33 278: a sample of 6000 rows sees 7 of them."""
-    shapes = [(33_278, 128), (33_278, 128), *[(512, 128)] * 4, *[(512,)] * 5]
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(s)) for s in shapes])
-    plan = build_plan(capture(model), Reading(), 0, CPU)
+    shapes = [(33_278, 128), (33_278, 128), (3000, 3000), *[(512,)] * 5]
+    plan = _plan(shapes)
     for table in plan.samples[:2]:
         assert (np.sort(table.indices // 128) == np.arange(33_278)).all()
     assert plan.nbytes - plan.gradient_runs.nbytes <= 12 * FREE_POINTS
 
 
+def test_a_run_in_every_row_where_tables_are_most_of_a_model() -> None:
+    shapes = [(33_278, 128), (33_278, 128), *[(512, 128)] * 4, *[(512,)] * 5]
+    plan = _plan(shapes)
+    for table in plan.samples[:2]:
+        rows = np.sort(table.indices // 128).reshape(-1, 8)
+        assert (rows == np.arange(33_278)[:, None]).all()
+    assert plan.nbytes - plan.gradient_runs.nbytes <= 12 * TABLE_POINTS
+
+
 def test_tables_of_a_small_model_share_what_is_free() -> None:
     shapes = [(300_000, 16), (40_000, 16), (5000, 16), (700, 16), (64, 64)]
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(s)) for s in shapes])
-    plan = build_plan(capture(model), Reading(), 0, CPU)
+    plan = _plan(shapes)
     largest, *others = (sample.count for sample in plan.samples[:3])
-    assert others == [40_000, 8 * 5000]  # a run in every row of the smallest
-    assert 0.9 * FREE_POINTS < largest + sum(others) <= FREE_POINTS
-    assert plan.nbytes - plan.gradient_runs.nbytes <= 12 * FREE_POINTS
+    assert others == [8 * 40_000, 8 * 5000]  # a run in every row of the smallest
+    assert np.bincount(plan.samples[0].indices // 16, minlength=300_000).min() >= 1
+    assert 0.9 * TABLE_POINTS < largest + sum(others) <= TABLE_POINTS
+    assert plan.nbytes - plan.gradient_runs.nbytes <= 12 * TABLE_POINTS
+
+
+def _plan(shapes: list[tuple[int, ...]]) -> SamplePlan:
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(s)) for s in shapes])
+    return build_plan(capture(model), Reading(), 0, CPU)
 
 
 def _assert_small(plan: SamplePlan, parameters: int) -> None:

@@ -1,8 +1,9 @@
 """The built-in model of `distmon verify`: small, and full of corner cases.
 
-It has a tall embedding, parameters larger and smaller than a sample, sizes that do not divide by
-the number of ranks, a first dimension of 1 (most ranks then hold none of it), a frozen module, and
-a trainable one that no optimizer owns. Every trainable parameter gets a gradient that is not zero.
+It has a parameter for every way to sample a tensor (`distmon/sampling/designs.py`), sizes that do
+not divide by the number of ranks, a first dimension of 1 (most ranks then hold none of it), a
+frozen module, and a trainable one that no optimizer owns. Every trainable parameter gets a gradient
+that is not zero.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ from torch.nn import functional
 from distmon.verify.parallelisms.workload import Workload
 
 VOCABULARY = 101
-PAIRS = 4099
 WIDTH = 48
 HEAD_WIDTH = 6
-HIDDEN = 173
+HIDDEN = 347
 TOKENS = 16
 EXAMPLES = 16
 
@@ -62,16 +62,38 @@ class ExampleModel(nn.Sequential):
 
 
 class TokensAndPairs(nn.Embedding):
-    """Embeds each token, and each pair of neighboring tokens in a tall hashed table."""
+    """Embeds each token, and each pair of neighboring tokens in hashed tables.
+
+    The shapes are those from which on gradients (g) and updates (u) are sampled in each way; the
+    comments say how many of how many elements are read.
+    """
 
     def __init__(self) -> None:
         super().__init__(VOCABULARY, WIDTH)
         generator = torch.Generator().manual_seed(1)  # leaves the other weights as they were
-        self.pairs = nn.Parameter(0.1 * torch.randn(PAIRS, WIDTH, generator=generator))
+
+        def table(*shape: int) -> nn.Parameter:
+            return nn.Parameter(0.1 * torch.randn(shape, generator=generator))
+
+        # g: 3 of the 5 runs in every row, the last of which is short; u: a run in every row.
+        self.tall = table(24_593, 36)
+        # g: 1024 of 1547 runs; u: 8 of the 12 elements in every row.
+        self.narrow = table(1031, WIDTH - 36)
+        # g: a run in every 8 columns, in 8 of the 11 rows; u: 128 runs.
+        self.wide = table(11, 4101)
+        # g: in full; u: single elements.
+        self.long = table(20_011)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        pairs = (tokens + VOCABULARY * tokens.roll(1, -1)) % PAIRS
-        return super().forward(tokens) + functional.embedding(pairs, self.pairs)
+        pairs = tokens + VOCABULARY * tokens.roll(1, -1)
+        found = [
+            functional.embedding(pairs % len(table), table)
+            for table in (self.tall, self.narrow, self.wide.T)
+        ]
+        scale = 1 + self.long[pairs % len(self.long)]
+        both = torch.cat(found[:2], -1) * scale[..., None]
+        added = functional.pad(found[2], (0, WIDTH - len(self.wide)))
+        return super().forward(tokens) + both + added
 
 
 class Gate(nn.Module):
