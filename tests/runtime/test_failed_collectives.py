@@ -116,7 +116,13 @@ def test_a_rank_killed_in_an_observation_leaves_a_readable_run(tmp_path: Path) -
     pids = [int(path.read_text()) for path in tmp_path.glob("run.pid*")]
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    run = distmon.read_run(tmp_path / "run")
-    # The second was on its way to the disk when the end came.
-    observed = [record["step"] for record in run.records if not record["partial"]]
+    # The writer process outlives the training by the seconds that it needs. The second observation
+    # was on its way to it when the end came.
+    while not (observed := _observed_steps(tmp_path / "run")) and time.monotonic() - begin < 80:
+        time.sleep(0.2)
     assert observed in ([2], [2, 4])
+
+
+def _observed_steps(path: Path) -> list[int]:
+    records = distmon.read_run(path).records
+    return [record["step"] for record in records if not record["partial"]]
