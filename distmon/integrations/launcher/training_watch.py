@@ -80,6 +80,8 @@ class TrainingWatch:
         self._hooks: list[RemovableHandle] = []
         self._folders = RunFolders(settings.run_dir)
         self._stepping: Any = None
+        self._has_stepped = False
+        """An optimizer that no monitor has made a step."""
         self._ended = not settings.enabled
         self._pid = os.getpid()
 
@@ -109,8 +111,11 @@ class TrainingWatch:
         for followed in [*self._followed]:
             followed.close()
         if not self._meetings and not self._ended and self._search.optimizers:
-            names = sorted({type(each).__name__ for each in self._search.optimizers})
-            self._say(f"no monitor was attached: no module has all parameters of {names}")
+            names = ", ".join(sorted({type(each).__name__ for each in self._search.optimizers}))
+            reason = f"no module has all parameters of {names}"
+            if not self._has_stepped:
+                reason = f"the script ended before the first step of {names}"
+            self._say(f"no monitor was attached: {reason}")
         self._end()
 
     # -- hooks -----------------------------------------------------------------------------------
@@ -161,6 +166,7 @@ class TrainingWatch:
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if self._search.optimizers:
+            self._has_stepped = True
             self._guarded(lambda: self._attach_late(optimizer, has_stepped=True))
         self._stepping = None
         for followed in [*self._followed]:

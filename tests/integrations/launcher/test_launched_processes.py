@@ -102,6 +102,14 @@ def test_a_module_with_exit_code_and_a_script_that_attaches_itself(tmp_path: Pat
     assert len(os.listdir(tmp_path / "runs")) == 2, "one run and the link to it"
 
 
+def test_a_script_that_ends_before_it_trains(tmp_path: Path) -> None:
+    lines = ("import torch", "torch.optim.SGD(torch.nn.Linear(4, 1).parameters())", "1 / 0")
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    watched = run([*DISTMON_RUN, "train.py"], tmp_path)
+    assert "no monitor was attached: the script ended before the first step of SGD" in watched.err
+    assert not (tmp_path / "runs").exists()
+
+
 class _Options:
     """The part of torchrun's parser that `split` needs."""
 
