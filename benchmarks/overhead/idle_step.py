@@ -2,8 +2,8 @@
 
     python -m benchmarks.overhead.idle_step [--workload gpt2] [--rounds 20]
 
-The calls before and after the optimizer step and `step()`: cold, right after the forward and backward
-pass of a real step, and hot, many times in a row. The hooks in the model are off in such steps.
+The calls before and after the optimizer step and `step()`: cold, right after forward and backward
+of a real step, and hot, many times in a row. The hooks in the model are off in such steps.
 """
 
 from __future__ import annotations

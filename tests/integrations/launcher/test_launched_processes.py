@@ -103,7 +103,7 @@ def test_a_module_with_exit_code_and_a_script_that_attaches_itself(tmp_path: Pat
 
 
 def test_a_script_that_ends_before_it_trains(tmp_path: Path) -> None:
-    lines = ("import torch", "torch.optim.SGD(torch.nn.Linear(4, 1).parameters())", "1 / 0")
+    lines = ("import torch", "o = torch.optim.SGD(torch.nn.Linear(4, 1).parameters())", "1 / 0")
     (tmp_path / "train.py").write_text("\n".join(lines))
     watched = run([*DISTMON_RUN, "train.py"], tmp_path)
     assert "no monitor was attached: the script ended before the first step of SGD" in watched.err
