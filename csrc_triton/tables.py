@@ -1,4 +1,4 @@
-"""The device tables that tell a kernel where every parameter lies.
+"""The device tables that hold where every parameter lies.
 
 ADDRESS_COLUMNS change when tensors move and are refreshed by one copy; the rest is made once.
 """

@@ -82,7 +82,7 @@ class Redactor:
     def variables(self, environ: Mapping[str, str], allowed: Collection[str]) -> dict[str, str]:
         """Return the environment variables with a name in `allowed`, without secrets.
 
-        By their exact names: what others are called, and what they hold, nobody can know.
+        By their exact names: the names and contents of others are unknown.
         """
         return {name: self.text(environ[name]) for name in sorted(allowed) if name in environ}
 

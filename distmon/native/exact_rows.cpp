@@ -88,7 +88,7 @@ class Whole {
         histograms_.empty() ? nullptr : &histograms_[part]);
   }
 
-  // In the order of the parts, whoever has read them.
+  // In the order of the parts, whichever thread has read them.
   Totals<Value> totals() const {
     Totals<Value> all;
     for (const auto& one : totals_) {

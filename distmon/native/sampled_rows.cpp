@@ -173,7 +173,7 @@ template <typename Value>
 struct SampleTotals {
   Totals<Value> weights, grads;
   Updates<Value> updates;
-  Histogram<Value, int32_t> histogram;  // nobody samples 2^31 elements
+  Histogram<Value, int32_t> histogram;  // a sample has fewer than 2^31 elements
   int64_t used = 0;    // samples
   int64_t padded = 0;  // NaNs that only fill up vectors
   uint64_t checksum = 0;

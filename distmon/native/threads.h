@@ -12,7 +12,7 @@
 // thread when `work` throws in any.
 //
 // On a machine where all cores are busy a new thread may not run before this one has done
-// everything; so nobody waits for threads, only for what they have taken.
+// everything; so threads are not waited for, only what they have taken.
 template <typename Work>
 void share_out(int64_t items, int64_t threads, const Work& work) {
   struct Progress {

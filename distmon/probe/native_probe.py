@@ -25,7 +25,7 @@ class NativeProbe:
     """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it.
 
     One call of the compiled reader each, which finds all tensors and reads them. It keeps the
-    interpreter lock meanwhile, so that nobody can free a gradient: a few milliseconds at most.
+    interpreter lock meanwhile, so that no gradient can be freed: a few milliseconds at most.
     Tensors that it cannot find, or that are not contiguous, are found here first.
     """
 
@@ -115,7 +115,7 @@ class NativeProbe:
         return nonfinite_counts(self._shards)
 
     def _place(self, missing: Missing) -> list[torch.Tensor]:
-        """Tell the reader where these tensors are; return them, to be kept while it reads."""
+        """Pass the places of these tensors to the reader; return them, to be kept meanwhile."""
         kept: list[torch.Tensor] = []
         both: tuple[tuple[What, list[int]], ...] = (("weight", missing[0]), ("grad", missing[1]))
         for what, rows in both:

@@ -70,7 +70,7 @@ class Buffers:
     ) -> None:
         """Fill this rank's slot and clear the others; `checksums` are int64 by replica class.
 
-        A value may be a number on a device: it is copied there, and nobody waits for it.
+        A value may be a number on a device: it is copied there, without a wait.
         """
         here, elsewhere = split_by_place(values)
         self._own_slot.numpy()[:] = pack(here, error)
@@ -152,7 +152,7 @@ class HostPool:
         self._most = max(2, min(_MOST_IN_FLIGHT, _MOST_BYTES // max(1, sizes.nbytes)))
 
     def take(self) -> HostBuffers | None:
-        """Return buffers that nobody uses; None when too many are in flight."""
+        """Return unused buffers; None when too many are in flight."""
         if self._free:
             return self._free.pop()
         return self.allocate() if len(self._alive) < self._most else None

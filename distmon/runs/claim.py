@@ -112,7 +112,7 @@ class Claim:
         try:
             os.utime(self._path, follow_symlinks=False)
         except FileNotFoundError:
-            # The folder was replaced, and is written again: nobody else may claim it.
+            # The folder was replaced, and is written again: no other process may claim it.
             _create(self._path, self._owner)
 
 
@@ -135,7 +135,7 @@ def claim(folder: Path, owner: Owner | None = None) -> Claim | Owner:
 
 
 def _create(path: Path, owner: Owner) -> bool:
-    # Written beside and linked, so that nobody reads half of it.
+    # Written beside and linked, so that no reader sees half of it.
     staged = path.with_name(f"{CLAIM_FILE}.{owner.token}")
     try:
         with create_exclusively(staged) as file:

@@ -195,7 +195,7 @@ class RunFolder:
 
     @property
     def reading(self) -> Mapping[str, Any]:
-        """How much of every tensor is read, as `SamplePlan.describe` tells it."""
+        """How much of every tensor is read, as `SamplePlan.describe` returns it."""
         return dict(self._info["reading"])
 
     @property

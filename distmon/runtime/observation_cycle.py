@@ -1,7 +1,7 @@
 """One observation from its snapshot to its alerts.
 
 armed -> measured -> started -> arrived -> evaluated -> acted on. Armed and measured by the hooks of
-the observed step; started in its `step()`, where it is sent and nobody is waited for; arrived when
+the observed step; started in its `step()`, where it is sent without waiting; arrived when
 a later `step()` finds it reduced; evaluated on rank 0, off the training thread. What rank 0 decides
 travels, and all ranks act on it at the same step.
 """

@@ -80,7 +80,7 @@ class WriterProcess:
         self._state_asked = time.monotonic()
         self._closed = self._ended = False
         self._absent = False
-        """Whether there is no writer for a while; nobody waits for one then."""
+        """Whether there is no writer for a while; nothing waits for one then."""
         self._no_pause = threading.Event()
         """Set at `close`: another writer is started now or never."""
         self._restarts = Restarts()
@@ -386,7 +386,7 @@ class WriterProcess:
         self._mailbox.confirm(number)
         if number:  # 0 is the assignment
             self._confirmed, self._full_since = time.monotonic(), None
-        with self._changed:  # whoever sends holds it until the message is listed
+        with self._changed:  # held while a message is sent, until it is listed
             message = self._kinds.get(number)
         finished: Evaluated | Exception | None = None
         if isinstance(result, Evaluated):

@@ -10,7 +10,7 @@ from pathlib import Path
 def check_in_place(descriptor: int, path: Path) -> None:
     """Raise an OSError when `path` is no longer the open file: removed, replaced, unmounted.
 
-    Otherwise entries would go to a file that nobody can read.
+    Otherwise entries would go to a file that cannot be read.
     """
     open_file, named = os.fstat(descriptor), os.stat(path, follow_symlinks=False)
     if (open_file.st_dev, open_file.st_ino) != (named.st_dev, named.st_ino):

@@ -116,12 +116,12 @@ def set_aside_other_than_file(path: Path) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is a regular file; False also where nobody may look."""
+    """Return whether there is a regular file; False also where access is denied."""
     return _is(stat.S_ISREG, path)
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether there is a folder; False also where nobody may look."""
+    """Return whether there is a folder; False also where access is denied."""
     return _is(stat.S_ISDIR, path)
 
 

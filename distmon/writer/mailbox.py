@@ -310,7 +310,7 @@ class AnswerPipe:
         self._any.set()
 
     def flush(self) -> None:
-        """Send what waits, whole and in order. Where nobody reads any more it is dropped."""
+        """Send what waits, whole and in order. Without a reader it is dropped."""
         with self._sending:
             with self._lock:
                 waiting, self._waiting = self._waiting, []

@@ -291,7 +291,7 @@ class Session:
         self._begun = True
 
     def _slim(self, evaluated: Evaluated) -> Evaluated:
-        """Leave out the record where nobody needs it."""
+        """Leave out the record where it is not needed."""
         failures = {name: Failure.of(error) for name, error in evaluated.failures.items()}
         record = evaluated.record if self._send_records else None
         return replace(evaluated, record=record, failures=failures)  # type: ignore[arg-type]

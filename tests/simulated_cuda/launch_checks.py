@@ -87,6 +87,22 @@ def check_nothing_compiles_after_attach() -> None:
                 assert not loaded, (dtype, grad_dtype, percentiles, sample_size)
 
 
+def check_no_activation_compiles_after_attach() -> None:
+    model = many_layers(4, width=128)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    chosen = settings(backend="triton", interval=1, inside=["activations"])
+    with distmon.attach(model, optimizer, **chosen) as monitor:
+        row = monitor.cycle.observer.inside.tables.activation(0)
+        take()
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for shape in ((3, 16, 1), (1, 7, 5), (64, 1, 16)):
+                values = torch.ones(shape, dtype=dtype, device=OTHER)
+                add_activation(LocalActivation(values, 1, 0, shape[1]), *row, UNBOUNDED)
+        launches, loaded = take()
+        assert len(launches) == 9
+        assert not loaded
+
+
 def check_an_optimizer_per_parameter_launches_once() -> None:
     one, _ = observed(many_layers(20))
     each, _ = observed(many_layers(20), optimizers=20)

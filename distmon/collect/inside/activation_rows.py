@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import lru_cache
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from distmon.collect.inside.catalog import (
 from distmon.device import on_device, to_device
 from distmon.layout.units import LocalActivation
 
+log = logging.getLogger("distmon")
 UNBOUNDED: Final = (-math.inf, math.inf)
 Bounds = tuple[float, float]
 """From where on, down and up, a value is saturated."""
@@ -43,7 +45,7 @@ def add_activation(
         if not values.numel() or values.dim() == 0:
             return
         shaped = _shaped(values, part.dim)
-        if shaped.is_cuda and find_spec("triton") is not None:
+        if shaped.is_cuda and reads_by_triton(shaped.device):
             _add_by_triton(shaped, sums, maxima, part, bounds)
         else:
             _add_by_torch(shaped, sums, maxima, part, bounds)
@@ -53,6 +55,28 @@ def add_activation(
             _raise(maxima[_BOUNDED], 1.0)
         if shaped.shape[1] == part.units:
             _add_gram(shaped, sums[_GRAM])
+
+
+@lru_cache(maxsize=64)
+def reads_by_triton(device: torch.device) -> bool:
+    """Return whether the kernel can be used there.
+
+    The first call compiles it for the dtypes of activations: `attach` makes it, so that nothing
+    compiles in the middle of training, and a missing compiler shows there.
+    """
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    maxima = torch.zeros(_SLOTS + UNIT_SLOTS, device=device)
+    sums = torch.zeros(len(ACTIVATION_SUMS), dtype=torch.float64, device=device)
+    try:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            one = torch.zeros((1, 1, 1), dtype=dtype, device=device)
+            _add_by_triton(one, sums, maxima, LocalActivation(one, 1, 0, 1), UNBOUNDED)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        log.warning("distmon: reading activations with torch instead of Triton: %s", reason)
+        return False
+    return True
 
 
 def _raise(cell: torch.Tensor, value: float) -> None:

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from distmon.collect.gradient_gain.in_graph import never_compile_alone, something_was_compiled
-from distmon.collect.inside.activation_rows import UNBOUNDED, bounds_of
+from distmon.collect.inside.activation_rows import UNBOUNDED, bounds_of, reads_by_triton
 from distmon.collect.inside.activations import ActivationHook, ActivationRow
 from distmon.collect.inside.attention import AttentionRow
 from distmon.collect.inside.catalog import Catalog
@@ -54,6 +54,8 @@ class Inside:
         self._removable = device.type == "cpu"
         if catalog:
             self._make_hooks(model)
+        if catalog.activations:
+            reads_by_triton(device)  # compile now, not in the first observed step
 
     def _make_hooks(self, model: WatchedModel) -> None:
         places = {name: row for row, name in enumerate(self.catalog.activations)}
