@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BASE   := $(VENV)/.base
+NATIVE := $(VENV)/.native
 RUN    ?= runs/demo
 
 .PHONY: demo test lint bench bench-full bench-baseline bench-compare clean install chromium picture fuzz faults soak
@@ -13,16 +14,21 @@ $(BASE): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[report]'
-	$(BIN)/python -m distmon.native || true  # without a compiler everything works, more slowly
+	touch $@
+
+# Built again when its sources change. Without a compiler everything works, more slowly.
+$(NATIVE): $(BASE) $(wildcard distmon/native/*.cpp distmon/native/*.h) distmon/native/compiling.py \
+    csrc_triton/row_layout.py csrc_triton/address_layout.py
+	$(BIN)/python -m distmon.native || true
 	touch $@
 
 $(STAMP): $(BASE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,bench]'
 	touch $@
 
-install: $(STAMP)
+install: $(STAMP) $(NATIVE)
 
-demo: $(BASE)
+demo: $(BASE) $(NATIVE)
 	$(BIN)/torchrun --nproc-per-node 2 -- launch/train.py --monitor --steps 300 \
 	    --monitor.interval 20 --monitor.run-dir $(RUN)
 	$(BIN)/distmon show $(RUN)
@@ -44,17 +50,17 @@ chromium:
 	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }; } >/dev/null 2>&1; } || \
 	    echo "no Chromium here, and none could be installed: the tests of the pages are skipped"
 
-test: lint chromium
+test: lint chromium $(NATIVE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 picture: $(STAMP) chromium
 	test -d $(RUN) || $(MAKE) demo
 	$(BIN)/python docs/report_picture.py $(RUN) docs/report.png
 
-bench: $(STAMP)
+bench: $(STAMP) $(NATIVE)
 	$(BIN)/python -m benchmarks.overhead --quick --out runs/bench
 
-bench-full: $(STAMP)
+bench-full: $(STAMP) $(NATIVE)
 	$(BIN)/python -m benchmarks.overhead --full --out runs/bench-full
 
 # Ratios of runs/bench against those of a run that was kept; exit 1 when one is 25% worse.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -207,8 +208,7 @@ def test_a_read_only_folder_is_written_again(folder: RunFolder, make_record: Mak
         folder.path.chmod(0o500)
     sinks = delivering(folder)
     sinks.post_record(numbered(make_record, 1))
-    wait_until(lambda: not folder.records_path.is_file())
-    if folder.records_path.is_dir():
+    with contextlib.suppress(OSError):  # the sink may have put it aside already
         folder.records_path.rmdir()
     folder.path.chmod(0o700)
     sinks.post_record(numbered(make_record, 2))

@@ -148,21 +148,21 @@ class BackwardPasses:
     def _hooks_of(self, i: int, parameter: torch.Tensor) -> tuple[_Hook, _Hook]:
         def before(gradient: torch.Tensor) -> None:
             if self._armed and self.fault is None and not self._paused:
-                begin = perf_counter()
                 try:
+                    begin = perf_counter()
                     self._pending[i] = self._see(i, parameter, gradient)
+                    self.seconds += perf_counter() - begin
                 except Exception as error:  # never into the backward pass of the user
                     self.fault = error
-                self.seconds += perf_counter() - begin
 
         def after(_: torch.Tensor) -> None:
             if self._armed and self.fault is None and not self._paused:
-                begin = perf_counter()
                 try:
+                    begin = perf_counter()
                     self._count_pass(i)
+                    self.seconds += perf_counter() - begin
                 except Exception as error:
                     self.fault = error
-                self.seconds += perf_counter() - begin
 
         return before, after
 
