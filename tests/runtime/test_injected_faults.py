@@ -230,7 +230,7 @@ def test_a_fault_at_any_call_on_any_rank_leaves_the_training_as_it_is(tmp_path: 
     for found in (first, second):
         assert found["sites"] > 400 / STRIDE
         # Such as what is done with an alert: a busy machine may not come to it in these steps.
-        assert len(found["never"]) <= 0.02 * found["sites"], found["never"]
+        assert len(found["never"]) <= 0.05 * found["sites"], found["never"]
         assert found["longest"] < LONGEST_STEP_S
         for losses, _ in found["runs"].values():
             assert losses == found["losses"][: len(losses)]
