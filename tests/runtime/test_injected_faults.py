@@ -25,7 +25,7 @@ from distmon.reduce.rank_wait import RankWait
 STRIDE = 1 if os.environ.get("ALL_FAULTS") else 4
 """`ALL_FAULTS=1 pytest` injects at every call on every rank; without it every fourth, a different
 one on each rank."""
-MORE_TRIES = 8
+MORE_TRIES = 40
 """Rounds of 12 steps more for a call that was not made in the first ones."""
 LONGEST_STEP_S = 30.0
 """Far above the few seconds that the monitor may wait where a decision is pending, and far below
@@ -230,7 +230,7 @@ def test_a_fault_at_any_call_on_any_rank_leaves_the_training_as_it_is(tmp_path: 
     for found in (first, second):
         assert found["sites"] > 400 / STRIDE
         # Such as what is done with an alert: a busy machine may not come to it in these steps.
-        assert len(found["never"]) <= 0.05 * found["sites"], found["never"]
+        assert len(found["never"]) <= 0.02 * found["sites"], found["never"]
         assert found["longest"] < LONGEST_STEP_S
         for losses, _ in found["runs"].values():
             assert losses == found["losses"][: len(losses)]

@@ -78,8 +78,8 @@ class BlockHooks:
         Runs twice for every block of an observed step, so the usual case comes first.
         """
         switch = self.switch
-        begin = perf_counter()
         try:
+            begin = perf_counter()
             usual = type(first) is torch.Tensor and _carries_gradient(first)
             tensor = first if usual else _stream(others)
             compiled = switch.compiled
@@ -87,9 +87,9 @@ class BlockHooks:
                 compiled is not None and compiled.hook(tensor, self._number, side)
             ):
                 _hook_tensor(tensor, switch, (self, side))
+            switch.seconds += perf_counter() - begin
         except Exception as error:  # never into the forward pass of the user
             switch.fault = error
-        switch.seconds += perf_counter() - begin
 
     def _on_input(self, gradient: torch.Tensor) -> None:
         self._add(INPUT, gradient)
@@ -170,21 +170,19 @@ def add_gradient(gradient: torch.Tensor | None, ends: Iterable[_End], switch: Sw
     """Add the norm of a gradient to these ends of blocks."""
     if gradient is None or not switch.armed:
         return
-    begin = perf_counter()
     try:
+        begin = perf_counter()
         native = switch.native
         switch.written = True
-        if native and native.add_norm(gradient, [hooks.cell(side) for hooks, side in ends]):
-            return
-        found = _local_part(gradient)
-        if found is not None:
-            norm = norm_of(*found)
-            for hooks, side in ends:
-                hooks.add(side, norm)
+        if not (native and native.add_norm(gradient, [hooks.cell(side) for hooks, side in ends])):
+            found = _local_part(gradient)
+            if found is not None:
+                norm = norm_of(*found)
+                for hooks, side in ends:
+                    hooks.add(side, norm)
+        switch.seconds += perf_counter() - begin
     except Exception as error:
         switch.fault = error
-    finally:
-        switch.seconds += perf_counter() - begin
 
 
 def _stream(value: Any, nesting: int = _NESTING) -> torch.Tensor | None:

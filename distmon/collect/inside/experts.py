@@ -49,14 +49,14 @@ class RouterHook(OwnHook):
     def __call__(self, module: nn.Module, _args: Any, output: Any) -> None:
         if is_compiling() or not self._watching.armed:
             return
-        begin = perf_counter()
         try:
+            begin = perf_counter()
             if self._watching.counts(module.training, self._row.device):
                 with torch.no_grad():
                     self._add([*_tensors(output)])
+            self._watching.seconds += perf_counter() - begin
         except Exception as error:
             self._watching.failed(error, self._row, self._loads)
-        self._watching.seconds += perf_counter() - begin
 
     def _add(self, tensors: Sequence[torch.Tensor]) -> None:
         experts = self._experts

@@ -125,14 +125,14 @@ class FunctionTaps:
 
     def saw(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Measure one call of a function in the innermost module that has a tap."""
-        begin = perf_counter()
         try:
+            begin = perf_counter()
             if self._stack:
                 with torch.no_grad():
                     self._stack[-1].saw(name, args, kwargs, result)
+            self.watching.seconds += perf_counter() - begin
         except Exception as error:
             self.watching.failed(error, *self._stack[-1].rows_of(name))
-        self.watching.seconds += perf_counter() - begin
 
 
 class _Enter(OwnHook):
