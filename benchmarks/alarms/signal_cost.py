@@ -1,6 +1,6 @@
 """What the signals of the training loop cost: `python -m benchmarks.alarms.signal_cost`.
 
-Times each entry point of `distmon.collect.signals` in a GPT of 12 layers that is observed every
+Times the calls and hooks of `distmon.collect.signals` in a GPT of 12 layers that is observed every
 fifth step, and compares an observation's sum with all that distmon does in the training thread for
 it (`monitor_seconds` of the record). Host time of one process; nothing here is a GPU time.
 """
@@ -14,32 +14,27 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional as F
 
 import distmon
 from benchmarks.alarms.kinds.language import Gpt
-from distmon.collect.signals.backward_passes import BackwardPasses
-from distmon.collect.signals.forward_inputs import ForwardInputs
-from distmon.collect.signals.step_signals import StepSignals
 
 INTERVAL, STEPS, WIDTH, DEPTH = 5, 200, 128, 12
-ENTRIES: tuple[tuple[type, str], ...] = (
-    (StepSignals, "step_begins"),
-    (StepSignals, "optimizer_begins"),
-    (StepSignals, "take"),
-    (ForwardInputs, "forward_begins"),
-    (BackwardPasses, "_note"),
-)
+CALLS = ("step_begins", "optimizer_begins", "take")
+"""Methods of `StepSignals`."""
+HOOKS = "hooks in forward and backward"
 SKIPPED = 20
 """Steps at the start that are left out."""
 
 
 class Clock:
-    """Adds up the time of each step in the entry points."""
+    """Adds up the time of each step in the calls."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -58,24 +53,27 @@ class Clock:
         return call
 
 
-def measure(folder: Path) -> tuple[Clock, list[float]]:
+def measure(folder: Path, steps: int = STEPS) -> tuple[Clock, list[float]]:
     """Train; return the times, and the monitor's own seconds of each record."""
     clock = Clock()
-    for owner, name in ENTRIES:
-        setattr(owner, name, clock.timed(name, getattr(owner, name)))
     torch.manual_seed(0)
     model = Gpt(DEPTH, WIDTH)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     settings = {"run_dir": folder, "sinks": ["jsonl"], "interval": INTERVAL, "budget": None}
-    with distmon.attach(model, optimizer, settings) as monitor:
-        for step in range(1, STEPS + 1):
-            clock.step = step
+    with distmon.attach(model, optimizer, settings) as monitor, ExitStack() as patches:
+        signals = monitor.telemetry.signals
+        for name in CALLS:
+            timed = clock.timed(name, getattr(signals, name))
+            patches.enter_context(mock.patch.object(signals, name, timed))
+        for step in range(1, steps + 1):
+            clock.step, hooks = step, signals.hook_seconds
             tokens = torch.randint(0, 27, (4, 17))
             loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             monitor.step(loss=loss.detach())
+            clock.by_step[step][HOOKS] += signals.hook_seconds - hooks
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     late = [record for record in records if record["step"] > SKIPPED]
     return clock, [record["ranks"]["monitor_seconds"][0] for record in late]
@@ -94,7 +92,7 @@ def main() -> int:
     if seconds:
         whole = statistics.median(seconds) * 1e3
         print(f"all of distmon between two records {whole:.3f} ms; signals {one / whole:.1%} of it")
-    for name in [name for _, name in ENTRIES]:
+    for name in (*CALLS, HOOKS):
         each = [t[name] for step, t in late.items() if step % INTERVAL == 0]
         print(f"  {name}: {statistics.median(each) * 1e3:.3f} ms")
     return 0
