@@ -1,10 +1,12 @@
 """What each kind of statistics inside the model costs, as a share of training at interval 100.
 
     python -m benchmarks.inside_cost                 # GPT-2 124M, one sequence of 128 tokens
-    python -m benchmarks.inside_cost --layers 4 --width 256 --vocabulary 1000
+    python -m benchmarks.inside_cost --layers 4 --width 256 --heads 4
 
-Every step of a contender is an observed one, so that its cost is not lost in noise; the extra time
-against a monitor without any of them is divided by 100 steps. Contenders take turns.
+Every step of a contender is an observed one, so that its cost is not lost in noise; what it takes
+more than a monitor without any of them is divided by 100 steps. Contenders take turns. Two answers:
+the CPU time of whole steps, with one thread, which has everything and much noise; and the time that
+the records state as the monitor's own, which has little noise.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +28,8 @@ from distmon.bench.machine import this_machine
 from launch.model import GPT, Shape
 
 INTERVAL = 100
+STEPS = 3
+"""Observed steps of a contender in a round."""
 CONTENDERS: dict[str, Sequence[str]] = {
     "none": (),
     "activations": ("activations",),
@@ -52,14 +58,25 @@ def main() -> None:
     model = GPT(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(0, options.vocabulary, (1, options.tokens))
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    torch.set_num_threads(1)
+    costs: dict[str, list[Cost]] = {name: [] for name in CONTENDERS}
     sent: dict[str, float] = {}
     for _ in range(options.rounds):
         for name, kinds in CONTENDERS.items():
             with tempfile.TemporaryDirectory() as folder:
-                found, sent[name] = _steps(model, optimizer, tokens, kinds, folder)
-                seconds[name] += found
-    _print(seconds, sent)
+                found, sent[name] = _steps(model, optimizer, tokens, kinds, Path(folder) / "run")
+                costs[name] += found
+    _print(costs, sent)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one observed step."""
+
+    step: float
+    """CPU time of the training thread."""
+    own: float
+    """What the record states as the monitor's own."""
 
 
 def _steps(
@@ -67,14 +84,14 @@ def _steps(
     optimizer: torch.optim.Optimizer,
     tokens: torch.Tensor,
     kinds: Sequence[str],
-    folder: str,
-) -> tuple[list[float], float]:
-    """Return the seconds of two observed steps, after one that warms up, and the bytes sent."""
-    found = []
-    settings = {"run_dir": folder, "sinks": [], "interval": 1, "budget": None}
+    folder: Path,
+) -> tuple[list[Cost], float]:
+    """Return the cost of the observed steps after one that warms up, and the bytes sent."""
+    steps = []
+    settings = {"run_dir": folder, "sinks": ["jsonl"], "interval": 1, "budget": None}
     with distmon.attach(model, optimizer, inside=list(kinds), **settings) as monitor:
-        for step in range(3):
-            begin = time.perf_counter()
+        for _ in range(STEPS + 1):
+            begin = time.thread_time()
             output = model(tokens)
             logits = output[0] if isinstance(output, tuple) else output
             loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
@@ -82,20 +99,26 @@ def _steps(
             loss.backward()
             optimizer.step()
             monitor.step(loss=loss)
-            if step:
-                found.append(time.perf_counter() - begin)
-        return found, monitor.cycle.observer.collective_bytes
+            steps.append(time.thread_time() - begin)
+        sent = monitor.cycle.observer.collective_bytes
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    # A record states what was spent up to it since the one before.
+    own = [record["ranks"]["monitor_seconds"][0] for record in records]
+    return [Cost(*each) for each in zip(steps, own, strict=True)][1:], sent
 
 
-def _print(seconds: dict[str, list[float]], sent: dict[str, float]) -> None:
-    base = statistics.median(seconds["none"])
-    print(json.dumps({"machine": str(this_machine()), "step_seconds": base}))
-    for name, found in seconds.items():
-        extra = statistics.median(found) - base
+def _print(costs: dict[str, list[Cost]], sent: dict[str, float]) -> None:
+    base_step = statistics.median(each.step for each in costs["none"])
+    base_own = statistics.median(each.own for each in costs["none"])
+    print(json.dumps({"machine": str(this_machine()), "step_seconds": base_step}))
+    for name, found in costs.items():
+        steps = [each.step - base_step for each in found]
+        extra = statistics.median(each.own for each in found) - base_own
         print(
-            f"{name:12} extra {1e3 * extra:8.1f} ms an observation "
-            f"({min(found):.3f} to {max(found):.3f} s a step), "
-            f"{extra / (INTERVAL * base):.4%} at interval {INTERVAL}, {sent[name]:.0f} bytes sent"
+            f"{name:12} records {1e3 * extra:7.2f} ms more an observation, "
+            f"{extra / (INTERVAL * base_step):.4%} of training at interval {INTERVAL}; "
+            f"whole steps {1e3 * statistics.median(steps):7.1f} ms "
+            f"({1e3 * min(steps):.0f} to {1e3 * max(steps):.0f}); {sent[name]:.0f} bytes sent"
         )
 
 
