@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from inside_models import VOCABULARY, Transformer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import distmon
@@ -118,9 +120,37 @@ def dead_units(rank: int, world: int, folder: Path, parallel: str) -> dict[str, 
         return record.inside["activations"].row("act")
 
 
+def experts(rank: int, world: int, folder: Path, parallel: str) -> dict[str, dict[str, float]]:
+    """Return the rows of the routers of a model that ranks train on parts of a batch."""
+    torch.manual_seed(0)
+    model: nn.Module = Transformer(moe=True, depth=2)
+    tokens = torch.randint(0, VOCABULARY, (8, 16)).chunk(world)[rank]
+    if parallel == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif parallel == "fsdp":
+        for block in model.blocks:
+            fully_shard(block, mesh=init_device_mesh("cpu", (world,)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"run_dir": folder / f"experts-{parallel}", "sinks": []}
+    with distmon.attach(model, optimizer, interval=1, inside="experts", **settings) as monitor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(tokens).square().mean().backward()
+            optimizer.step()
+            monitor.step()
+        record = monitor.last_record
+    assert record is not None
+    assert record.faults == ()
+    table = record.inside["experts"]
+    return {name: table.row(name) for name in table.names}
+
+
 def cases(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Everything that takes two ranks."""
     found: dict[str, Any] = {way: observed(way, folder) for way in WAYS}
+    for parallel in ("ddp", "fsdp"):
+        found[f"experts-{parallel}"] = experts(rank, world, folder, parallel)
     for parallel in ("tp", "ddp"):
         found[f"dead-{parallel}"] = dead_units(rank, world, folder, parallel)
     return found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gloo_ranks import run_ranks
-from inside_rank_cases import STEPS, WAYS, cases, dead_units, observed
+from inside_rank_cases import STEPS, WAYS, cases, dead_units, experts, observed
 
 from distmon import Record
 from distmon.collect.inside import attention
@@ -106,6 +106,19 @@ def test_a_unit_is_dead_when_no_rank_has_seen_it(
         assert found["dead_fraction"] == expected["dead_fraction"] == 10 / 40
         assert found["units"] == 40
         assert found["rms"] == pytest.approx(expected["rms"], rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_loads_of_experts_are_those_of_the_whole_batch(
+    parallel: str, together: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    expected = experts(0, 1, tmp_path, parallel="none")
+    assert len(expected) == 2
+    for rank in together:
+        found = rank[f"experts-{parallel}"]
+        assert found.keys() == expected.keys()
+        for name, row in expected.items():
+            assert found[name] == pytest.approx(row, rel=1e-6, nan_ok=True), name
 
 
 def test_there_are_records_of_all_steps(alone: list[Record]) -> None:
