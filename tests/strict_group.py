@@ -63,11 +63,13 @@ class StrictGroup(dist.ProcessGroup):
         self._works.append((time.monotonic(), what, work))
         return work
 
-    def alltoall_base(
+    def all_to_all_single(
         self, output: Any, given: Any, out_sizes: Any, in_sizes: Any, opts: Any = None
     ) -> Any:
         options = opts or _c10d.AllToAllOptions()
         return self._forward("alltoall_base", output, given, out_sizes, in_sizes, options)
+
+    alltoall_base = all_to_all_single  # its name before torch 2.13
 
     def send(self, tensors: Any, rank: int, tag: int = 0) -> Any:
         return self._inner.send(tensors, rank, tag)  # between two ranks: no order over all
@@ -130,6 +132,14 @@ for _name, _options in {
     "alltoall": _c10d.AllToAllOptions,
 }.items():
     setattr(StrictGroup, _name, _forwarded(_name, _options))
+# Since torch 2.13 a group has other names for what a backend has under these.
+for _name, _backend_name in (
+    ("all_gather_single", "_allgather_base"),
+    ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+    ("reduce_scatter_single", "_reduce_scatter_base"),
+    ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+):
+    setattr(StrictGroup, _name, getattr(StrictGroup, _backend_name))
 
 
 def register() -> None:
