@@ -34,6 +34,17 @@ class OwnThread(threading.Thread):
             return 0.0
 
 
+def run_within(seconds: float, work: Callable[[], Any], name: str) -> None:
+    """Run `work` on a thread and wait for it, `seconds` at most: a file system may hang."""
+    thread = OwnThread(work, name)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends, or there are too many threads
+        work()
+    else:
+        thread.join(seconds)
+
+
 class ThreadCosts:
     """CPU time of all such threads of this process since the last reading."""
 

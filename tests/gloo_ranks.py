@@ -30,7 +30,7 @@ def run_ranks(
 
     `strict`: on a process group that behaves as NCCL does, which the monitor uses too. Without it
     the environment variable STRICT_RANKS decides: `STRICT_RANKS=1 pytest` runs all tests on it
-    but those that are about the host transport (`strict=False`).
+    but those that are about the host transport, or that it cannot show (`strict=False`).
 
     `function` must be importable. A rank that raises fails the test with its traceback. Every
     monitor in it checks that all ranks derive the same records; one that differs fails the test.

@@ -69,7 +69,27 @@ class StrictGroup(dist.ProcessGroup):
         options = opts or _c10d.AllToAllOptions()
         return self._forward("alltoall_base", output, given, out_sizes, in_sizes, options)
 
-    alltoall_base = all_to_all_single  # its name before torch 2.13
+    alltoall_base = all_to_all_single  # names before torch 2.13: here, and below
+
+    def _one_by_one(self, name: str, outputs: Any, inputs: Any, opts: Any) -> Any:
+        """Launch several at once, which gloo cannot; the last one stands for all."""
+        works = [self._forward(name, *pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        for work in works[:-1]:
+            work.wait()
+        return works[-1]
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._one_by_one(
+            "_allgather_base", outputs, inputs, opts or _c10d.AllgatherOptions()
+        )
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._one_by_one(
+            "_reduce_scatter_base", outputs, inputs, opts or _c10d.ReduceScatterOptions()
+        )
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def send(self, tensors: Any, rank: int, tag: int = 0) -> Any:
         return self._inner.send(tensors, rank, tag)  # between two ranks: no order over all
@@ -123,10 +143,8 @@ for _name, _options in {
     "reduce": _c10d.ReduceOptions,
     "allgather": _c10d.AllgatherOptions,
     "_allgather_base": _c10d.AllgatherOptions,
-    "allgather_into_tensor_coalesced": _c10d.AllgatherOptions,
     "reduce_scatter": _c10d.ReduceScatterOptions,
     "_reduce_scatter_base": _c10d.ReduceScatterOptions,
-    "reduce_scatter_tensor_coalesced": _c10d.ReduceScatterOptions,
     "gather": _c10d.GatherOptions,
     "scatter": _c10d.ScatterOptions,
     "alltoall": _c10d.AllToAllOptions,
@@ -135,9 +153,7 @@ for _name, _options in {
 # Since torch 2.13 a group has other names for what a backend has under these.
 for _name, _backend_name in (
     ("all_gather_single", "_allgather_base"),
-    ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
     ("reduce_scatter_single", "_reduce_scatter_base"),
-    ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
 ):
     setattr(StrictGroup, _name, getattr(StrictGroup, _backend_name))
 

@@ -228,7 +228,8 @@ def _fail_on_one_rank(rank: int, _: int, folder: str) -> dict[str, tuple[str, bo
 
 
 def test_whatever_is_wrong_on_one_rank_all_ranks_raise_and_leave_nothing(tmp_path: Path) -> None:
-    first, second = run_ranks(_fail_on_one_rank, 2, str(tmp_path))
+    # A communicator of the strict group keeps its sockets: no rank may destroy it alone.
+    first, second = run_ranks(_fail_on_one_rank, 2, str(tmp_path), strict=False)
     sentence = f"{PlanMismatchError.__name__}: rank 1 failed to attach; its own message says why"
     assert second["hooks"][0] == "RuntimeError: no post hooks here"
     for what in ("config", "include", "optimizer", "hooks"):

@@ -27,6 +27,9 @@ PERIOD_S: Final = 10.0
 """Time between two heartbeats."""
 DEAD_AFTER_S: Final = 60.0
 """A process on another machine that has missed this much counts as ended."""
+RELEASE_S: Final = 5.0
+"""Longest that giving a folder up takes; a claim that is left is taken over as that of a process that
+has ended."""
 _ATTEMPTS: Final = 5
 
 
@@ -97,16 +100,16 @@ class Claim:
         if self._ended.is_set() or os.getpid() != self._owner.pid:
             return
         self._ended.set()
-        self._thread.join(1.0)  # unless the file system hangs
-        with suppress(OSError):
-            found = _read(self._path)
-            if found is not None and found.token == self._owner.token:
-                remove(self._path)
+        self._thread.join(RELEASE_S)  # unless the file system hangs
 
     def _beat(self) -> None:
         while not self._ended.wait(PERIOD_S):
             with suppress(OSError):
                 self._renew()
+        with suppress(OSError):
+            found = _read(self._path)
+            if found is not None and found.token == self._owner.token:
+                remove(self._path)
 
     def _renew(self) -> None:
         try:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from distmon.errors import ConfigError
-from distmon.own_threads import OwnThread
+from distmon.own_threads import OwnThread, run_within
 from distmon.record.record import Record
 from distmon.redaction import Redactor
 from distmon.rules.alert import Alert
 from distmon.sinks.base import Sink, SinkFactory
-from distmon.sinks.gaps import GapLog
+from distmon.sinks.gaps import WRITE_S, GapLog
 
 logger = logging.getLogger("distmon")
 
@@ -97,7 +97,7 @@ class Delivery:
             for lane in self._lanes:
                 lane.report_losses(timeout)
             if self._gaps is not None:
-                self._gaps.write()
+                run_within(WRITE_S, self._gaps.write, "gaps")
         return self.stats()
 
     def stats(self) -> dict[str, dict[str, int]]:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from distmon.own_threads import OwnThread
+from distmon.own_threads import run_within
 from distmon.record.record import Record
 from distmon.rules.alert import Alert
 from distmon.runs.run_folder import ENDS_FILE, GAPS_FILE, RunFolder, strict_json
@@ -88,13 +88,7 @@ class GapLog:
             if self._folder.resumed_from is not None:  # else it is no attempt
                 self._append(ENDS_FILE, [self._end_entry(last)])
 
-        thread = OwnThread(work, "run-end")
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter ends, or there are too many threads
-            work()
-        else:
-            thread.join(WRITE_S)
+        run_within(WRITE_S, work, "run-end")
 
     def _end_entry(self, last: LastObservation) -> dict[str, Any]:
         return {

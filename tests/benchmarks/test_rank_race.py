@@ -12,7 +12,8 @@ ROUNDS = 2
 
 
 def test_two_ranks_race_and_agree(tmp_path: Path) -> None:
-    result = merge(run_ranks(race_on_rank, 2, str(tmp_path)))
+    # Collectives of a group in Python, as the strict one is, do not pass the dispatcher: not counted.
+    result = merge(run_ranks(race_on_rank, 2, str(tmp_path), strict=False))
     assert result.failed == {}
     assert set(result.wrong.values()) == {""}
     found: dict[tuple[str, str], list[float]] = {}

@@ -190,3 +190,17 @@ def test_a_folder_that_was_replaced_is_claimed_again(
     other.release()
     folder.release()
     assert not (folder.path / ".claim").exists()
+
+
+def test_a_file_system_that_hangs_does_not_hold_the_process_that_gives_a_folder_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_module, "RELEASE_S", 0.05)
+    folder = RunFolder.open(tmp_path / "run", config={}, parameters=[])
+    hangs = threading.Event()
+    monkeypatch.setattr(claim_module, "_read", lambda _: hangs.wait(60) and None)
+    releasing = threading.Thread(target=folder.release, daemon=True)
+    releasing.start()
+    releasing.join(30)
+    assert not releasing.is_alive()
+    hangs.set()

@@ -143,7 +143,7 @@ def _delayed(rank: int, _: int, folder: str) -> dict[str, Any]:
 
 
 def test_no_rank_waits_in_a_step_for_one_that_is_delayed(tmp_path: Path) -> None:
-    first, _ = run_ranks(_delayed, 2, str(tmp_path))
+    first, _ = run_ranks(_delayed, 2, str(tmp_path), strict=False)
     # On a busy machine some steps wait for another thread of theirs; not for delays of 200 ms.
     assert sorted(first["waits"])[len(first["waits"]) // 2] < 0.1
     records = distmon.read_run(tmp_path / "run").records

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from distmon import read_run
 from distmon.cli.main import app
 from distmon.runtime import writer_process, writer_start
-from distmon.sinks import gaps
+from distmon.sinks import delivery, gaps
 from distmon.sinks.gaps import GapLog, LastObservation
 
 COMPLETE = "no record is missing"
@@ -206,3 +206,19 @@ def test_a_file_system_that_hangs_holds_neither_training_nor_close(
     log.end(LastObservation(4, 4))
     hangs.set()
     thread.join(60)
+
+
+def test_sinks_in_the_training_process_close_on_a_file_system_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr(gaps, "_appended", lambda *_: hangs.wait(60))
+    for module in (gaps, delivery):
+        monkeypatch.setattr(module, "WRITE_S", 0.01)
+    model, optimizer, monitor = attached(tmp_path, sinks=["jsonl"], writer="thread")
+    observe(model, optimizer, monitor, 2)
+    closing = threading.Thread(target=monitor.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    hangs.set()
