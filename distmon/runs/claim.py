@@ -28,8 +28,8 @@ PERIOD_S: Final = 10.0
 DEAD_AFTER_S: Final = 60.0
 """A process on another machine that has missed this much counts as ended."""
 RELEASE_S: Final = 5.0
-"""Longest that giving a folder up takes; a claim that is left is taken over as that of a process that
-has ended."""
+"""Longest wait when a folder is given up; a claim that is left counts as that of a process that has
+ended."""
 _ATTEMPTS: Final = 5
 
 

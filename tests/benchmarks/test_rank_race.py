@@ -12,7 +12,7 @@ ROUNDS = 2
 
 
 def test_two_ranks_race_and_agree(tmp_path: Path) -> None:
-    # Collectives of a group in Python, as the strict one is, do not pass the dispatcher: not counted.
+    # Those of the strict group, which is in Python, do not pass the dispatcher: not counted.
     result = merge(run_ranks(race_on_rank, 2, str(tmp_path), strict=False))
     assert result.failed == {}
     assert set(result.wrong.values()) == {""}
