@@ -69,7 +69,7 @@ class Monitor:
         self.actions = parts.actions
         self.faults = parts.faults
         self.closed = False
-        self._device = parts.cycle.observer.plan.device
+        self._device = parts.cycle.observer.rows.device
         self._hint = StepHint(parts.cycle.observer.ranks.rank)
         self._hooks: list[Removable] = []
         self._training_thread: int | None = None
@@ -126,7 +126,7 @@ class Monitor:
         after = self.lane.calls.get("after_step") or disable(
             lambda optimizer, *_: self.after_step(optimizer)
         )
-        for optimizer in self.cycle.observer.optimizers:
+        for optimizer in self.cycle.observer.rows.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(before))
             self._hooks.append(optimizer.register_step_post_hook(after))
 

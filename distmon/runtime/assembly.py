@@ -34,6 +34,7 @@ from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.observation_cycle import ObservationCycle
 from distmon.runtime.observer import Observer
 from distmon.runtime.rank0 import Rank0, StartingWriter, describe_run, open_evaluation
+from distmon.runtime.row_measurement import RowMeasurement
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.source import Optimizers, Options, Source
@@ -85,29 +86,29 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
     with_writer = ranks.rank == 0 and settings.writer == "process"
     starting = StartingWriter(settings, undo) if with_writer else None
     ownership = Ownership(shards, _as_list(source.optimizers), source.param_groups)
+    rows = RowMeasurement(
+        shards, ownership, settings, blueprint.reading, blueprint.copies, ranks.rank
+    )
     observer = Observer(
-        shards,
-        ownership,
+        rows,
         ranks,
         settings,
-        blueprint.reading,
         _gain(blueprint, source.device),
         Inside(blueprint.catalog, blueprint.watched, source.device),
-        blueprint.copies,
     )
     finite_watch = FiniteWatch(
-        observer.count_nonfinite,
+        rows.count_nonfinite,
         has_optimizers=bool(ownership.optimizers),
         skips_are_evidence=source.skips_are_evidence,
     )
-    device = observer.plan.device
+    device = rows.device
     signals = _signals(source, observer, ownership, shards, settings)
     telemetry = RankTelemetry(device, _hardware(device, settings), signals=signals)
     undo.callback(telemetry.close)
     set_up_mfu(telemetry.utilization, settings.mfu, source.models, shards[0], ranks.rank == 0)
     inputs = BuilderInputs(
         config=settings,
-        sampling=observer.sampling,
+        sampling=rows.sampling,
         blocks=blueprint.blocks,
         world_size=ranks.size,
         collectives=2 if ranks.together else 0,
@@ -130,7 +131,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
             on_alerts=actions.alerted,
             console=options.console,
             observation_bytes=observer.collective_bytes,
-            described=describe_run(settings, shards, observer.plan),
+            described=describe_run(settings, shards, rows.plan),
         )
         worker = open_evaluation(rank0, starting, undo)
         undo.callback(worker.close, LastObservation(0, 0))
@@ -182,12 +183,12 @@ def _signals(
         groups,
         rows,
         [i for i, shard in enumerate(shards) if len(shard.global_shape) > 1],
-        lambda: (observer.plan, observer.row_sums),
-        observer.plan.device,
+        lambda: (observer.rows.plan, observer.row_sums),
+        observer.rows.device,
         hashes=settings.batch_hash,
         adaptive=adaptive(ownership.optimizers),
         holds_all=all(isinstance(shard.region, Everything) for shard in shards),
-        native=_native(settings, observer.plan.device),
+        native=_native(settings, observer.rows.device),
         decay_per_step=lambda: decay_per_step(ownership.optimizers),
     )
 

@@ -182,8 +182,8 @@ MUTATIONS = (
         "checksums of the newest measurement, not of the one that was sent",
         "check_a_diverged_replica_is_named_by_the_step_that_showed_it",
         "distmon/runtime/observer.py",
-        "self._probe.row_checksums.clone(), self.tasks.take()",
-        "self._probe.row_checksums, self.tasks.take()",
+        "self.rows.row_checksums.clone(), self.tasks.take()",
+        "self.rows.row_checksums, self.tasks.take()",
         ranks=2,
     ),
     Mutation(
