@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation(
         "the compiler traces into the optimizer hooks",
         "check_compiling_the_optimizer_step_is_left_alone",
-        "distmon/monitor.py",
+        "distmon/runtime/installed_hooks.py",
         "disable: Any = torch.compiler.disable",
         "disable: Any = lambda function: function",
     ),
