@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from distmon import native
 from distmon.collect.finite_watch import FiniteWatch
-from distmon.collect.gradient_gain import BackwardNorms, Blocks
-from distmon.collect.inside.catalog import Catalog
-from distmon.collect.inside.inside import Inside, WatchedModel
+from distmon.collect.gradient_gain import BackwardNorms
+from distmon.collect.inside.inside import Inside
 from distmon.collect.ownership import Ownership, adaptive, decay_per_step
 from distmon.collect.signals import StepSignals
 from distmon.collect.telemetry.hardware import HardwareSampler, opener_for
@@ -24,11 +22,10 @@ from distmon.config import MonitorConfig
 from distmon.layout import Shard
 from distmon.layout.shard import Everything
 from distmon.record.builder import BuilderInputs, RecordBuilder
-from distmon.reduce.process_group import Ranks
 from distmon.rules import RuleEngine
-from distmon.rules.engine import ActiveRule
 from distmon.rules.user_code import UserCode
 from distmon.runtime.actions import AlertActions
+from distmon.runtime.blueprint import Blueprint
 from distmon.runtime.budget import Budget
 from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.observation_cycle import ObservationCycle
@@ -39,31 +36,7 @@ from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.source import Optimizers, Options, Source
 from distmon.runtime.worker import DerivedOnRequest, Evaluation
-from distmon.sampling.reading import Reading
 from distmon.sinks.gaps import LastObservation
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """What all ranks know of the model after the exchange, and this rank's part of it."""
-
-    settings: MonitorConfig
-    ranks: Ranks
-    shards: list[Shard]
-    """One for every parameter of the whole model, empty where this rank holds nothing."""
-    rules: Sequence[ActiveRule]
-    blocks: Blocks
-    modules: Mapping[str, nn.Module]
-    """This rank's modules by name, the blocks among them."""
-    in_stages: bool
-    """Ranks hold different modules."""
-    hosts: tuple[str, ...]
-    reading: Reading
-    catalog: Catalog
-    """What is watched inside the model."""
-    watched: WatchedModel
-    copies: int
-    """Ranks that hold the same elements of a parameter, of the one that most ranks hold."""
 
 
 @dataclass(frozen=True)
