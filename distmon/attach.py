@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
@@ -19,40 +17,26 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from distmon.collect.gradient_gain import Blocks, candidates, choose
-from distmon.collect.inside.choosing import candidates as inside_candidates
-from distmon.collect.inside.choosing import choose as choose_inside
-from distmon.collect.inside.inside import WatchedModel
 from distmon.collect.own_hooks import OWNER, OwnerMark
 from distmon.config import MonitorConfig, load_config
-from distmon.errors import DistmonError, PlanMismatchError
-from distmon.layout import NamedModule, Shard, capture, named_modules, written_module
-from distmon.layout.checks import check_devices
+from distmon.layout import capture, named_modules
 from distmon.layout.parameter_table import (
-    RankContents,
-    complete,
-    describe,
     held_shares,
-    merge,
-    merge_modules,
     parameter_names,
 )
 from distmon.monitor import Monitor
 from distmon.probe.read_cost import gradient_read_seconds
 from distmon.reduce.channel import Channel
 from distmon.reduce.exchange import exchange
-from distmon.reduce.majority import by_value
 from distmon.reduce.process_group import Ranks
-from distmon.rules import BUILTIN, configure, with_users_rules
-from distmon.rules.alert_patterns import check_patterns
 from distmon.rules.base import Rule
-from distmon.rules.engine import ActiveRule
 from distmon.runtime.actions import AlertCall, Callbacks
 from distmon.runtime.agreement import COMPARED
-from distmon.runtime.assembly import Blueprint, assemble
+from distmon.runtime.assembly import assemble
+from distmon.runtime.attach_agreement import LocalSteps, agree_to_begin, open_channels
+from distmon.runtime.blueprint import Blueprint, Prepared, combine, prepare
 from distmon.runtime.disabled import DisabledMonitor
 from distmon.runtime.source import Config, Optimizers, Options, Source, with_float64
-from distmon.sampling.reading import choose_reading
 
 ENGINES: Final = {("deepspeed", "DeepSpeedEngine"): "distmon.integrations.deepspeed.attach_engine"}
 """Integrations for engines that `attach` takes in place of a model, by package and class."""
@@ -134,18 +118,18 @@ def _collector_paused() -> Iterator[None]:
 
 def _attach_source(source: Source, options: Options) -> Monitor | DisabledMonitor:
     source = with_float64(source)
-    local = _LocalSteps()
+    local = LocalSteps()
     settings = local.run(lambda: load_config(options.config, options.overrides), MonitorConfig())
     if options.hooks:  # a trainer that calls before_step() itself may do so for several
         local.run(lambda: _close_previous(source.models), None)
     with ExitStack() as undo:
         ranks = Ranks(settings.timeout_s, source.device)
         undo.callback(ranks.close)
-        begin = _agree_to_begin(ranks, settings, local)
+        begin = agree_to_begin(ranks, settings, local)
         if not begin.enabled:
             return DisabledMonitor()
-        spectra = local.run(lambda: _open_channels(ranks, settings, begin, undo), None)
-        prepared = local.run(lambda: _prepare(source, settings, options.own_rules), _Prepared())
+        spectra = local.run(lambda: open_channels(ranks, settings, begin, undo), None)
+        prepared = local.run(lambda: prepare(source, settings, options.own_rules), Prepared())
         contents = exchange(ranks, prepared.contents)
         hosts = ranks.hosts()
         names = parameter_names(contents)
@@ -155,9 +139,7 @@ def _attach_source(source: Source, options: Options) -> Monitor | DisabledMonito
         seconds = ranks.slowest(seconds)
         monitor = local.run(
             lambda: _build(
-                _blueprint(
-                    prepared, contents, hosts, seconds, copies, settings, ranks, source.device
-                ),
+                combine(prepared, contents, hosts, seconds, copies, settings, ranks, source.device),
                 spectra,
                 source,
                 options,
@@ -191,157 +173,6 @@ def _build(
     if options.hooks:
         monitor.install_hooks()
     return monitor
-
-
-@dataclass(frozen=True)
-class _Begin:
-    """What all ranks know before anything is built; the same on each of them."""
-
-    enabled: bool
-    """Whether they continue; False when monitoring is disabled on all of them."""
-    failed: bool
-    """A rank has failed: all of them raise at the agreement."""
-    spectra: bool
-    """All of them estimate spectral norms."""
-
-
-def _agree_to_begin(ranks: Ranks, settings: MonitorConfig, local: _LocalSteps) -> _Begin:
-    """Compare what ranks must know of each other before they create further groups.
-
-    Raises on every rank when they differ in it. A rank whose config is invalid takes part with the
-    default one, and raises its error when all ranks have met in the end.
-    """
-    with_spectra = "spectra" in settings.inside.kinds
-    mine = [settings.enabled, settings.transport == "device", with_spectra, local.failed]
-    table = ranks.gather(torch.tensor(mine, dtype=torch.int64))
-    enabled, on_device, spectra, failed = table.T.tolist()
-    if not any(failed):
-        for what, values in (("enabled", enabled), ("transport: device", on_device)):
-            if len({*values}) > 1:
-                words = by_value([bool(value) for value in values])
-                raise PlanMismatchError(
-                    f"ranks have different settings of {what} ({words}); set the same on every rank"
-                )
-    return _Begin(any(failed) or all(enabled), any(failed), all(spectra))
-
-
-def _open_channels(
-    ranks: Ranks, settings: MonitorConfig, begin: _Begin, undo: ExitStack
-) -> Channel | None:
-    """Create the groups that all ranks need; return that of the spectral norms."""
-    if begin.failed:
-        return None
-    ranks.open(settings.transport)
-    if not begin.spectra:
-        return None
-    channel = ranks.open_channel()
-    undo.callback(channel.close)
-    return channel
-
-
-class _LocalSteps:
-    """Runs steps that may fail on this rank alone, so that every rank reaches the agreement."""
-
-    def __init__(self) -> None:
-        self._error: Exception | None = None
-
-    def run(self, step: Callable[[], _Result], otherwise: _Result) -> _Result:
-        """Return the result of `step`, or `otherwise` when it or an earlier step failed."""
-        if self._error is None:
-            try:
-                return step()
-            except Exception as error:
-                self._error = error
-        return otherwise
-
-    @property
-    def failed(self) -> bool:
-        """Whether a step has failed here."""
-        return self._error is not None
-
-    def agree(self, ranks: Ranks, hashes: Mapping[str, int]) -> None:
-        """Raise on every rank when one failed or differs; prefer this rank's own error."""
-        try:
-            ranks.agree(hashes, self._error is None)
-        except DistmonError:
-            if self._error is not None:
-                raise self._error from None
-            raise
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What this rank has before the exchange."""
-
-    shards: Sequence[Shard] = ()
-    modules: Sequence[NamedModule] = ()
-    roots: Mapping[str, nn.Module] = field(default_factory=dict)
-    globs: tuple[str, ...] = ()
-    rules: Sequence[ActiveRule] = ()
-    contents: RankContents = field(default_factory=RankContents)
-
-
-def _prepare(source: Source, settings: MonitorConfig, own_rules: Sequence[Rule]) -> _Prepared:
-    rules = with_users_rules(BUILTIN, settings.rules, own_rules)
-    active = configure(rules, settings.rules)
-    check_patterns(settings.actions, [rule.name for rule in rules])
-    shards = source.find_shards(settings)
-    check_devices(shards)
-    modules: Sequence[NamedModule] = ()
-    globs: tuple[str, ...] = ()
-    flow, inside = settings.flow, settings.inside
-    if source.find_modules is not None and (flow.enabled or inside.kinds):
-        modules, globs = source.find_modules(), flow.blocks
-    roots = _roots(source.models)
-    contents = RankContents(
-        describe(shards),
-        candidates(modules, globs) if flow.enabled or inside.kinds else (),
-        inside_candidates(modules, roots, inside) if inside.kinds else (),
-    )
-    return _Prepared(shards, modules, roots, globs, active, contents)
-
-
-def _roots(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """Return the models themselves, without wrappers, by the name that they get in records."""
-    names = ["(model)"] if len(models) == 1 else [f"(model {i})" for i in range(len(models))]
-    return {name: written_module(model) for name, model in zip(names, models, strict=True)}
-
-
-def _blueprint(
-    prepared: _Prepared,
-    contents: Mapping[int, RankContents],
-    hosts: tuple[str, ...],
-    seconds: float,
-    copies: int,
-    settings: MonitorConfig,
-    ranks: Ranks,
-    device: torch.device,
-) -> Blueprint:
-    """Combine the contents of this rank with those of the others."""
-    table = merge({rank: each.parameters for rank, each in contents.items()})
-    sizes = {entry.name: math.prod(entry.shape) for entry in table}
-    modules = merge_modules([each.modules for each in contents.values()])
-    chain = choose(modules, sizes, prepared.globs)
-    catalog = choose_inside(
-        [each.inside for each in contents.values()],
-        chain.names,
-        {entry.name: entry.shape for entry in table},
-        settings.inside,
-    )
-    return Blueprint(
-        settings=settings,
-        ranks=ranks,
-        shards=complete(table, prepared.shards, device),
-        rules=prepared.rules,
-        blocks=chain if settings.flow.enabled else Blocks(),
-        modules={each.name: each.called for each in prepared.modules},
-        in_stages=len(contents) > 1,
-        hosts=hosts,
-        reading=choose_reading(settings.sample_size, settings.budget, settings.interval, seconds),
-        catalog=catalog,
-        watched=WatchedModel(prepared.modules, prepared.roots, in_stages=len(contents) > 1),
-        copies=copies,
-    )
 
 
 def _close_previous(models: Iterable[nn.Module]) -> None:

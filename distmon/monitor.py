@@ -7,45 +7,31 @@ training loop.
 
 from __future__ import annotations
 
-import atexit
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import torch
 
 from distmon.collect.losses import Number
 from distmon.collect.own_hooks import Removable
-from distmon.collect.telemetry.model_hooks import install_telemetry_hooks
 from distmon.device import is_capturing
 from distmon.errors import CollectiveError, ConfigError
 from distmon.record.record import Record
 from distmon.runtime.assembly import Parts
 from distmon.runtime.decisions import PATIENCE_S
 from distmon.runtime.idle_lane import idle_lane
+from distmon.runtime.installed_hooks import InstalledHooks, untraced
+from distmon.runtime.lifetime import Lifetime
 from distmon.runtime.observation_cycle import Optimizer
-from distmon.runtime.process_end import close_at_exit, close_with_models
 from distmon.runtime.saved_state import SavedState
+from distmon.runtime.settled_parts import SettledParts
 from distmon.runtime.step_completion import StepCompletion
 from distmon.runtime.step_hint import StepHint
 
-_Value = TypeVar("_Value")
 
-
-class _Part(Generic[_Value]):
-    """A part of the monitor, read after the idle lane has settled what it counted for it."""
-
-    def __init__(self, read: Callable[[Parts], _Value]) -> None:
-        self._read = read
-
-    def __get__(self, monitor: Monitor, owner: type[Monitor] | None = None) -> _Value:
-        monitor.lane.settle()
-        return self._read(monitor.parts)
-
-
-class Monitor:
+class Monitor(SettledParts):
     """Monitors one model. Created by `distmon.attach`.
 
     Call `step()` once per optimizer step, on every rank. The parts are public attributes, for tools
@@ -53,42 +39,27 @@ class Monitor:
     """
 
     enabled = True
-    schedule = _Part(lambda parts: parts.schedule)
-    """Step numbers, and which steps are observed."""
-    cycle = _Part(lambda parts: parts.cycle)
-    """The observations, from snapshot to alerts."""
-    finite_watch = _Part(lambda parts: parts.finite_watch)
-    """The watch for NaN and Inf in loss and gradient norm."""
-    telemetry = _Part(lambda parts: parts.telemetry)
-    """What this rank measures about itself."""
-    cost = _Part(lambda parts: parts.cost)
-    """The monitor's own time."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.actions = parts.actions
         self.faults = parts.faults
-        self.closed = False
-        self._device = parts.cycle.observer.plan.device
+        self._device = parts.cycle.observer.rows.device
         self._hint = StepHint(parts.cycle.observer.ranks.rank)
-        self._hooks: list[Removable] = []
-        self._training_thread: int | None = None
-        """The thread of `step`, from the first step on; only it may take observations on."""
         self._saved = SavedState(parts)
-        self._in_use = threading.RLock()
-        """Held by the thread that takes observations on, or ends them."""
-        self._close_is_due = False
-        """Another thread has called `close` in a long step, which closes at its end."""
-        # A compiler that traced into them, from the hooks of a compiled optimizer step, would
-        # recompile at every change of the monitor's state.
-        disable: Any = torch.compiler.disable
         names = ("before_step", "after_step", "check", "step")
-        own = {name: disable(getattr(self, name)) for name in names}
+        own = {name: untraced(getattr(self, name)) for name in names}
         self.lane = idle_lane(parts, own, self._hint.step_called, parts.native)
-        self._completion = StepCompletion(parts, self.lane, self._hint.step_called)
         for name, call in self.lane.calls.items():
             setattr(self, name, call)  # it calls the method unless the step is idle
-        close_at_exit(self)
+        self.hooks = InstalledHooks()
+        self.lifetime = Lifetime(parts, self.lane, self.hooks)
+        self._completion = StepCompletion(parts, self.lane, self.lifetime, self._hint.step_called)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is observed any more."""
+        return self.lifetime.closed
 
     @property
     def last_record(self) -> Record | None:
@@ -98,49 +69,38 @@ class Monitor:
         device. Other ranks than 0 derive it here. On another thread than that of `step`, as in
         `on_alert`, it waits for nothing: it is the newest one that this process has.
         """
-        if self._is_other_thread:
+        if self.lifetime.is_other_thread:
             return self.parts.cycle.known_record
         try:
-            with self._in_use:
-                if not self.closed:
+            with self.lifetime.in_use:
+                if not self.lifetime.closed:
                     self.cycle.settle(PATIENCE_S)
             return self.cycle.newest_record()
         except CollectiveError as error:
-            self._end_monitoring(error)
+            self.lifetime.end_monitoring(error)
             return self.cycle.newest_record()
         except Exception as error:
             self.faults.report("last_record", error)
             return None
 
-    @property
-    def _is_other_thread(self) -> bool:
-        """Whether this is not the thread that steps: two that poll would launch the same twice."""
-        return self._training_thread not in (None, threading.get_ident())
-
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
-        disable: Any = torch.compiler.disable  # see __init__; a compiled entry is never traced
-        before = self.lane.calls.get("before_step") or disable(
-            lambda optimizer, *_: self.before_step(optimizer)
+        calls = self.lane.calls or {  # a compiled entry is never traced
+            "before_step": untraced(lambda optimizer, *_: self.before_step(optimizer)),
+            "after_step": untraced(lambda optimizer, *_: self.after_step(optimizer)),
+        }
+        self.hooks.install_on_optimizers(
+            self.cycle.observer.rows.optimizers, calls["before_step"], calls["after_step"]
         )
-        after = self.lane.calls.get("after_step") or disable(
-            lambda optimizer, *_: self.after_step(optimizer)
-        )
-        for optimizer in self.cycle.observer.optimizers:
-            self._hooks.append(optimizer.register_step_pre_hook(before))
-            self._hooks.append(optimizer.register_step_post_hook(after))
 
     def install_model_hooks(self, models: Sequence[torch.nn.Module]) -> None:
         """Let the calls of the blocks and of the whole model be observed."""
-        self.cycle.observer.gain.install()
-        self.cycle.observer.inside.install()
-        for hook in install_telemetry_hooks(models, self.telemetry, self):
-            self._hooks.append(hook)  # one by one: the next one may raise
-        close_with_models(self, models)
+        self.hooks.install_on_models(models, self.parts, self)
+        self.lifetime.end_with(models, self)
 
     def remove_at_close(self, hook: Removable) -> None:
         """Let `close` remove a hook of an integration, too."""
-        self._hooks.append(hook)
+        self.hooks.add(hook)
 
     def before_step(self, optimizer: Optimizer | None = None) -> None:
         """Call just before an optimizer step. The hook does, or a trainer that owns its loop.
@@ -148,7 +108,7 @@ class Monitor:
         With several optimizers each is measured over its own first step; without an argument all
         are meant.
         """
-        if self.closed:
+        if self.lifetime.closed:
             return
         try:
             if is_capturing(self._device):
@@ -164,7 +124,7 @@ class Monitor:
 
     def after_step(self, optimizer: Optimizer | None = None) -> None:
         """Call just after an optimizer step. Do not call it for a skipped step."""
-        if self.closed:
+        if self.lifetime.closed:
             return
         try:
             if is_capturing(self._device):
@@ -187,7 +147,7 @@ class Monitor:
         Best between computing the total gradient norm and clipping with it: clipping by a NaN norm
         makes every gradient NaN, and the origin is lost. Never waits for the device.
         """
-        if self.closed:
+        if self.lifetime.closed:
             return
         try:
             if not is_capturing(self._device):
@@ -203,7 +163,7 @@ class Monitor:
         Call it where the loss is known: on one rank, or on all, whose mean counts. Without
         `train_loss` the moving average of the training loss is used.
         """
-        if self.closed:
+        if self.lifetime.closed:
             return
         try:
             self.cycle.evaluations.add(self.schedule.completed, epoch, train_loss, val_loss)
@@ -217,7 +177,7 @@ class Monitor:
         Every `task_interval` steps it costs one backward pass per task; `.grad` and the graph stay
         as they are.
         """
-        if self.closed:
+        if self.lifetime.closed:
             return
         try:
             if self.schedule.take_task_turn():
@@ -252,48 +212,24 @@ class Monitor:
         trainer's number of this step, when it does not count from 1. What ranks exchange is
         launched and taken in here; no rank waits for another one.
         """
-        if self.closed:
+        if self.lifetime.closed:
             return
         counted, self._completion.exchanged = self.parts.schedule.counted, False
         try:
-            with self._in_use:
-                if not self._is_open():
-                    return
-                self._training_thread = threading.get_ident()
-                self._completion.complete(step, tokens, samples, (loss, grad_norm, lr))
+            with self.lifetime.in_use:
+                if self.lifetime.begin_step():
+                    self._completion.complete(step, tokens, samples, (loss, grad_norm, lr))
         except CollectiveError as error:
-            self._end_monitoring(error)
+            self.lifetime.end_monitoring(error)
         except Exception as error:
             self.faults.report("step", error)
-            self._make_up_for_step(counted)
-        if self._close_is_due and not self.closed:
-            self._close()
-        if (stopped := self.actions.stopped) is not None and not self.closed:
+            self._completion.make_up(counted)
+        if self.lifetime.close_is_due and not self.lifetime.closed:
+            self.lifetime.end()
+        if (stopped := self.actions.stopped) is not None and not self.lifetime.closed:
             self.cycle.stop_together(stopped)
             self.close()
             raise stopped
-
-    def _is_open(self) -> bool:
-        """Return whether no other thread has closed the monitor meanwhile."""
-        return not self.closed
-
-    def _make_up_for_step(self, counted: int) -> None:
-        try:
-            with self._in_use:
-                if not self.closed:
-                    self._completion.make_up(counted)
-        except Exception as error:
-            self._end_monitoring(CollectiveError(f"{type(error).__name__}: {error}"))
-
-    def _end_monitoring(self, error: CollectiveError) -> None:
-        """Continue the training without the monitor."""
-        try:
-            with self._in_use:
-                if not self.closed:
-                    self.cycle.abandon(error)
-                    self._close(deliver=False)
-        except Exception as problem:
-            self.faults.report("close", problem)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain values, small, independent of the number of ranks.
@@ -303,13 +239,13 @@ class Monitor:
         another thread than that of `step` it is the state that was returned last.
         """
         try:
-            if self._is_other_thread:
+            if self.lifetime.is_other_thread:
                 return self._saved.last()
-            with self._in_use:
+            with self.lifetime.in_use:
                 self.lane.settle()
                 return self._saved.collect()
         except CollectiveError as error:
-            self._end_monitoring(error)
+            self.lifetime.end_monitoring(error)
         except Exception as error:
             self.faults.report("state", error, then="a run that resumes starts with a fresh one")
         return {}
@@ -323,11 +259,11 @@ class Monitor:
         try:
             if not state:
                 return
-            with self._in_use:
+            with self.lifetime.in_use:
                 self.lane.settle()
                 self._saved.load(state)
         except CollectiveError as error:
-            self._end_monitoring(error)
+            self.lifetime.end_monitoring(error)
         except Exception as error:
             self.faults.report("loading the state", error, then="continuing from a fresh state")
 
@@ -346,33 +282,7 @@ class Monitor:
         It enters no collective: it may run on one rank alone, after an exception, and on another
         thread than `step`. In a step that takes long it returns, and the step closes at its end.
         """
-        if not self.closed:
-            if not self._in_use.acquire(timeout=PATIENCE_S):
-                self._close_is_due = True
-                return
-            try:
-                if not self.closed:
-                    self._close()
-            finally:
-                self._in_use.release()
-        self.cycle.join(PATIENCE_S)
-
-    def _close(self, deliver: bool = True) -> None:
-        self.closed = True
-        atexit.unregister(self.close)
-        if deliver:
-            self.faults.guard("close", self._flush)
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self.faults.guard("close", self.telemetry.close)
-        self.faults.guard("close", self.cycle.close)
-
-    def _flush(self) -> None:
-        try:
-            self.cycle.flush()
-        except CollectiveError as error:
-            self.cycle.abandon(error)
+        self.lifetime.close()
 
     def __enter__(self) -> Self:
         return self

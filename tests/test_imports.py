@@ -15,7 +15,7 @@ import distmon
 PACKAGE = Path(distmon.__file__).parent
 
 LAYERS = (
-    ("lazy_exports", "own_threads", "errors", "redaction", "metrics", "device", "rule_presets"),
+    ("lazy_exports", "own_threads", "errors", "redaction", "metrics", "device"),
     ("untrusted",),
     ("config",),
     ("native",),
@@ -85,7 +85,7 @@ def test_a_room_imports_only_from_layers_above_it() -> None:
 def test_the_flat_modules_are_the_foundation_and_the_top() -> None:
     """A module that belongs to one room lies in it."""
     flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
-    assert flat == {*LAYERS[0], "config", "monitor", "attach", "deepspeed"}
+    assert flat == {*LAYERS[0], "monitor", "attach", "deepspeed"}
 
 
 def test_kernels_do_not_know_distmon() -> None:

@@ -155,7 +155,7 @@ def main() -> None:
         folder = Path(name)
         monitor = SAMPLED.attach(training.model, training.optimizer, folder)
         assert isinstance(monitor, DistmonSession)
-        plan = monitor.monitor.cycle.observer.plan
+        plan = monitor.monitor.cycle.observer.rows.plan
         loop = ReadingLoop(plan, list(training.model.parameters()), folder)
         for number in range(-1, options.rounds):
             times = training.step(monitor)

@@ -32,7 +32,7 @@ from distmon.monitor import Monitor
 
 PARTS: Final[tuple[tuple[str, Callable[[Monitor], Any], str], ...]] = (
     ("before_step", lambda m: m, "before_step"),
-    ("  samples of the weights", lambda m: m.cycle.observer, "snapshot"),
+    ("  samples of the weights", lambda m: m.cycle.observer.rows, "snapshot"),
     ("after_step", lambda m: m, "after_step"),
     ("  samples of weights and gradients, all columns", lambda m: m.cycle.observer, "measure"),
     ("step", lambda m: m, "step"),

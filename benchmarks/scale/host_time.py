@@ -30,7 +30,7 @@ import torch.multiprocessing as mp
 
 from csrc_triton.row_layout import BIN_WORDS
 from distmon.reduce.reduced_view import BufferSizes
-from distmon.runtime.observer import MOST_HISTOGRAMS
+from distmon.runtime.row_measurement import MOST_HISTOGRAMS
 
 NUMBERS: Final = (1, 1 << 12, 1 << 15, 1 << 18, 1 << 20)
 """float64 numbers in the buffers that are timed."""

@@ -31,7 +31,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from distmon.layout import capture
 from distmon.record.statistics import Sampling
 from distmon.reduce.reduced_view import BufferSizes
-from distmon.runtime.observer import MOST_HISTOGRAMS
+from distmon.runtime.row_measurement import MOST_HISTOGRAMS
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
 

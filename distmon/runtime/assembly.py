@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from distmon import native
 from distmon.collect.finite_watch import FiniteWatch
-from distmon.collect.gradient_gain import BackwardNorms, Blocks
-from distmon.collect.inside.catalog import Catalog
-from distmon.collect.inside.inside import Inside, WatchedModel
+from distmon.collect.gradient_gain import BackwardNorms
+from distmon.collect.inside.inside import Inside
 from distmon.collect.ownership import Ownership, adaptive, decay_per_step
 from distmon.collect.signals import StepSignals
 from distmon.collect.telemetry.hardware import HardwareSampler, opener_for
@@ -24,45 +22,21 @@ from distmon.config import MonitorConfig
 from distmon.layout import Shard
 from distmon.layout.shard import Everything
 from distmon.record.builder import BuilderInputs, RecordBuilder
-from distmon.reduce.process_group import Ranks
 from distmon.rules import RuleEngine
-from distmon.rules.engine import ActiveRule
 from distmon.rules.user_code import UserCode
 from distmon.runtime.actions import AlertActions
+from distmon.runtime.blueprint import Blueprint
 from distmon.runtime.budget import Budget
 from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.observation_cycle import ObservationCycle
 from distmon.runtime.observer import Observer
 from distmon.runtime.rank0 import Rank0, StartingWriter, describe_run, open_evaluation
+from distmon.runtime.row_measurement import RowMeasurement
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.source import Optimizers, Options, Source
 from distmon.runtime.worker import DerivedOnRequest, Evaluation
-from distmon.sampling.reading import Reading
 from distmon.sinks.gaps import LastObservation
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """What all ranks know of the model after the exchange, and this rank's part of it."""
-
-    settings: MonitorConfig
-    ranks: Ranks
-    shards: list[Shard]
-    """One for every parameter of the whole model, empty where this rank holds nothing."""
-    rules: Sequence[ActiveRule]
-    blocks: Blocks
-    modules: Mapping[str, nn.Module]
-    """This rank's modules by name, the blocks among them."""
-    in_stages: bool
-    """Ranks hold different modules."""
-    hosts: tuple[str, ...]
-    reading: Reading
-    catalog: Catalog
-    """What is watched inside the model."""
-    watched: WatchedModel
-    copies: int
-    """Ranks that hold the same elements of a parameter, of the one that most ranks hold."""
 
 
 @dataclass(frozen=True)
@@ -85,29 +59,29 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
     with_writer = ranks.rank == 0 and settings.writer == "process"
     starting = StartingWriter(settings, undo) if with_writer else None
     ownership = Ownership(shards, _as_list(source.optimizers), source.param_groups)
+    rows = RowMeasurement(
+        shards, ownership, settings, blueprint.reading, blueprint.copies, ranks.rank
+    )
     observer = Observer(
-        shards,
-        ownership,
+        rows,
         ranks,
         settings,
-        blueprint.reading,
         _gain(blueprint, source.device),
         Inside(blueprint.catalog, blueprint.watched, source.device),
-        blueprint.copies,
     )
     finite_watch = FiniteWatch(
-        observer.count_nonfinite,
+        rows.count_nonfinite,
         has_optimizers=bool(ownership.optimizers),
         skips_are_evidence=source.skips_are_evidence,
     )
-    device = observer.plan.device
+    device = rows.device
     signals = _signals(source, observer, ownership, shards, settings)
     telemetry = RankTelemetry(device, _hardware(device, settings), signals=signals)
     undo.callback(telemetry.close)
     set_up_mfu(telemetry.utilization, settings.mfu, source.models, shards[0], ranks.rank == 0)
     inputs = BuilderInputs(
         config=settings,
-        sampling=observer.sampling,
+        sampling=rows.sampling,
         blocks=blueprint.blocks,
         world_size=ranks.size,
         collectives=2 if ranks.together else 0,
@@ -130,7 +104,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
             on_alerts=actions.alerted,
             console=options.console,
             observation_bytes=observer.collective_bytes,
-            described=describe_run(settings, shards, observer.plan),
+            described=describe_run(settings, shards, rows.plan),
         )
         worker = open_evaluation(rank0, starting, undo)
         undo.callback(worker.close, LastObservation(0, 0))
@@ -182,12 +156,12 @@ def _signals(
         groups,
         rows,
         [i for i, shard in enumerate(shards) if len(shard.global_shape) > 1],
-        lambda: (observer.plan, observer.row_sums),
-        observer.plan.device,
+        lambda: (observer.rows.plan, observer.row_sums),
+        observer.rows.device,
         hashes=settings.batch_hash,
         adaptive=adaptive(ownership.optimizers),
         holds_all=all(isinstance(shard.region, Everything) for shard in shards),
-        native=_native(settings, observer.plan.device),
+        native=_native(settings, observer.rows.device),
         decay_per_step=lambda: decay_per_step(ownership.optimizers),
     )
 

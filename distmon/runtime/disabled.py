@@ -15,6 +15,8 @@ class DisabledMonitor:
     """Null object with the protocol of `distmon.Monitor`: every call returns at once."""
 
     enabled = False
+    closed = True
+    """Nothing is observed."""
 
     @property
     def last_record(self) -> None:

@@ -54,7 +54,7 @@ class CompiledLane(PythonLane):
         self._parts = parts
         self._stepped = stepped
         self._settling = threading.RLock()
-        optimizers = max(1, len(parts.cycle.observer.optimizers))
+        optimizers = max(1, len(parts.cycle.observer.rows.optimizers))
         number = PHASE_NUMBERS
         self._lane = native.idle_lane(
             tuple(own.values()), optimizers, MOST_STEPS, number["optimizer"], number["other"]

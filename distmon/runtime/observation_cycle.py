@@ -66,7 +66,7 @@ class ObservationCycle:
         self.evaluations = PendingEvaluations()
         self.lr: Number | None = None
         """The learning rate that the trainer reported last."""
-        self._together = len(observer.optimizers) > MOST_OPTIMIZERS
+        self._together = len(observer.rows.optimizers) > MOST_OPTIMIZERS
         self._schedule = schedule
         self._finite_watch = finite_watch
         self._telemetry = telemetry
@@ -122,7 +122,7 @@ class ObservationCycle:
         if optimizer in self.armed:
             return
         try:
-            self.observer.snapshot()
+            self.observer.rows.snapshot()
             self.armed.append(optimizer)
         except Exception as error:
             self._faults.report("snapshot", error, spoils_observation=True)
@@ -341,9 +341,9 @@ class ObservationCycle:
             **self._telemetry.take(),
             **self._cost.take(),
             **self.evaluations.take(self._due),
-            "monitor_device_seconds": self.observer.device_clock.take(),
+            "monitor_device_seconds": self.observer.rows.device_clock.take(),
             "task_key": self.observer.tasks.key,
-            "lr": self.observer.first_lr if self.lr is None else self.lr,
+            "lr": self.observer.rows.first_lr if self.lr is None else self.lr,
             "monitor_wait_seconds": self.observer.outbox.take_seconds(),
             "record_step": float(record_step),
             "record_hash": float(record_hash),

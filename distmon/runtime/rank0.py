@@ -26,7 +26,6 @@ from distmon.sinks import Delivery, build_factories, preload
 from distmon.sinks.console import announce
 from distmon.sinks.environment import TrainingProcess
 from distmon.sinks.gaps import GapLog
-from distmon.sinks.run_output import RunOutput
 from distmon.untrusted.terminal import terminal
 from distmon.writer.evaluator import Evaluator
 from distmon.writer.mailbox import Mailbox, encode
@@ -99,10 +98,9 @@ def open_evaluation(rank0: Rank0, starting: StartingWriter | None, undo: ExitSta
     if writer is None or starting is None:
         preload(settings.sinks)
         delivery = Delivery(factories, settings.queue_size, GapLog(folder))
-        output = RunOutput(folder, delivery, rank0.builder.world_size)
         rules = RuleEngine(rank0.rules, rank0.user_code)
-        evaluator = Evaluator(rank0.builder, rules, output, settings.check_records)
-        return EvaluationWorker(evaluator, rank0.on_alerts)
+        evaluator = Evaluator(rank0.builder, rules, delivery, settings.check_records)
+        return EvaluationWorker(evaluator, folder, rank0.on_alerts)
     users = [active for active in rank0.rules if active.rule.users]
     shown = console or terminal()
     own_console = console is not None or shown.is_jupyter

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 
 from distmon.collect.losses import Number
+from distmon.errors import CollectiveError
 from distmon.runtime.assembly import Parts
 from distmon.runtime.idle_lane import PythonLane
+from distmon.runtime.lifetime import Lifetime
 
 Signals = tuple[Number | None, Number | None, Number | None]
 """Loss, gradient norm and learning rate that the trainer reported with the step."""
@@ -16,9 +18,12 @@ Signals = tuple[Number | None, Number | None, Number | None]
 class StepCompletion:
     """Completes training steps. Other ranks count on it: each step counts, and is exchanged."""
 
-    def __init__(self, parts: Parts, lane: PythonLane, stepped: Callable[[], None]) -> None:
+    def __init__(
+        self, parts: Parts, lane: PythonLane, lifetime: Lifetime, stepped: Callable[[], None]
+    ) -> None:
         self._parts = parts
         self._lane = lane
+        self._lifetime = lifetime
         self._stepped = stepped
         self.exchanged = True
         """Whether what ranks exchange at this step was launched; the caller clears it before."""
@@ -51,7 +56,18 @@ class StepCompletion:
         self._stepped()
 
     def make_up(self, before: int) -> None:
-        """Do after an error what other ranks count on; `before`: steps counted before it."""
+        """Do after an error what other ranks count on; `before`: steps counted before it.
+
+        Where that fails, too, monitoring ends.
+        """
+        try:
+            with self._lifetime.in_use:
+                if not self._lifetime.closed:
+                    self._make_up(before)
+        except Exception as error:
+            self._lifetime.end_monitoring(CollectiveError(f"{type(error).__name__}: {error}"))
+
+    def _make_up(self, before: int) -> None:
         schedule, cycle = self._parts.schedule, self._parts.cycle
         if schedule.counted == before:
             schedule.advance_anyway()

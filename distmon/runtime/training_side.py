@@ -86,10 +86,7 @@ class TrainingSide:
 
     def _deliver(self, record: Record | None, alerts: tuple[Alert, ...]) -> None:
         if self._delivery is not None:
-            if record is not None:
-                self._delivery.post_record(record)
-            for alert in alerts:
-                self._delivery.post_alert(alert)
+            self._delivery.post(record, alerts)
 
     def alert(self, alert: Alert) -> None:
         """Deliver an alert before the next record."""

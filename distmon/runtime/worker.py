@@ -16,7 +16,8 @@ from distmon.record.digest import record_hash
 from distmon.record.record import Record
 from distmon.rules import RuleEngine
 from distmon.rules.alert import Alert, Severity
-from distmon.sinks.gaps import LastObservation
+from distmon.runs.run_folder import RunFolder
+from distmon.sinks.gaps import GapLog, LastObservation
 from distmon.writer.evaluator import Evaluated, Evaluator, Rest
 
 _MOST_BYTES: Final = 64 << 20
@@ -101,8 +102,11 @@ class EvaluationWorker:
 
     reads_later = True
 
-    def __init__(self, evaluator: Evaluator, on_alerts: OnAlerts = lambda _: {}) -> None:
+    def __init__(
+        self, evaluator: Evaluator, folder: RunFolder, on_alerts: OnAlerts = lambda _: {}
+    ) -> None:
         self.evaluator = evaluator
+        self._folder = folder
         self._on_alerts = on_alerts
         self._changed = threading.Condition()
         self._waiting: deque[Observation] = deque()
@@ -115,7 +119,7 @@ class EvaluationWorker:
 
     @property
     def path(self) -> Path:
-        return self.evaluator.output.path
+        return self._folder.path
 
     @property
     def busy(self) -> bool:
@@ -135,7 +139,9 @@ class EvaluationWorker:
 
     def _begin(self, resumed_from: int) -> None:
         try:
-            self.evaluator.output.begin(resumed_from)
+            if self._folder.resumed_from is None:
+                world_size = self.evaluator.builder.world_size
+                self._folder.begin_attempt(resumed_from=resumed_from, world_size=world_size)
         except Exception as error:
             self._finished.append(error)
 
@@ -156,7 +162,7 @@ class EvaluationWorker:
         return True
 
     def alert(self, alert: Alert) -> None:
-        self.evaluator.output.alert(alert)
+        self.evaluator.delivery.post_alert(alert)
 
     def finish(self, rest: Rest) -> None:
         self._wait_until_begun(PATIENCE_S)
@@ -195,7 +201,9 @@ class EvaluationWorker:
         self._wait_until_begun(PATIENCE_S)
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
-        self.evaluator.output.close(last=last)
+        self.evaluator.delivery.close()
+        GapLog(self._folder).end(last)
+        self._folder.release()
 
     def _run(self) -> None:
         while (observation := self._take()) is not None:

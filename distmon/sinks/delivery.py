@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -70,6 +70,13 @@ class Delivery:
         self._gaps = gaps
         self._lanes = [_Lane(name, factory, queue_size, order, gaps) for name, factory in factories]
         self._closed = False
+
+    def post(self, record: Record | None, alerts: Iterable[Alert]) -> None:
+        """Queue a record, if there is one, and then its alerts. Never blocks or raises."""
+        if record is not None:
+            self.post_record(record)
+        for alert in alerts:
+            self.post_alert(alert)
 
     def post_record(self, record: Record) -> None:
         """Queue a record for every sink. Never blocks or raises; a full queue drops it."""

@@ -78,7 +78,7 @@ def observe(
     if not distributed.calls_modules:
         settings["inside"] = []
     monitor = _attach(distributed, shards, settings | {"run_dir": folder / parallelism.name})
-    plan, catalog = monitor.cycle.observer.plan, monitor.cycle.observer.inside.catalog
+    plan, catalog = monitor.cycle.observer.rows.plan, monitor.cycle.observer.inside.catalog
     samples = dict(zip(plan.names, plan.samples, strict=True))
     records: list[Record] = []
     calls: list[int] = []

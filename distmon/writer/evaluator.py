@@ -12,7 +12,7 @@ from distmon.record.record import Record
 from distmon.record.telemetry import ObservationCost, observation_cost
 from distmon.rules import RuleEngine
 from distmon.rules.alert import Alert
-from distmon.sinks.run_output import RunOutput
+from distmon.sinks import Delivery
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Evaluator:
     """Derives records, evaluates rules and delivers both; the same in a thread and a process."""
 
     def __init__(
-        self, builder: RecordBuilder, rules: RuleEngine, output: RunOutput, hashed: bool = False
+        self, builder: RecordBuilder, rules: RuleEngine, delivery: Delivery, hashed: bool = False
     ) -> None:
         """`hashed`: compute the hash of every record."""
         self.builder = builder
         self.rules = rules
-        self.output = output
+        self.delivery = delivery
         self._hashed = hashed
         self.newest: Record | None = None
 
@@ -73,7 +73,7 @@ class Evaluator:
 
     def _conclude(self, record: Record) -> Evaluated:
         alerts, failures = self.rules.evaluate(record)
-        self.output.post(record, alerts)
+        self.delivery.post(record, alerts)
         return Evaluated(
             step=record.step,
             alerts=tuple(alerts),

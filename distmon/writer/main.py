@@ -1,4 +1,4 @@
-"""The writer process: started by `runtime.writer_process`, ends when the training process does."""
+"""The writer process: started by `runtime.writer_start`, ends when the training process does."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from distmon.runs.run_folder import RunFolder
 from distmon.sinks import Delivery, build_factories
 from distmon.sinks.environment import TrainingProcess
 from distmon.sinks.gaps import GapLog
-from distmon.sinks.run_output import RunOutput
 from distmon.untrusted.terminal import terminal
 from distmon.writer import sent_observation
 from distmon.writer.evaluator import Evaluated, Evaluator, Rest
@@ -208,8 +207,7 @@ class Session:
         settings = {k: v for k, v in config.rules.items() if k not in assignment.own_rules}
         active = configure(with_users_rules(BUILTIN, settings), settings)
         nowhere = Delivery((), config.queue_size)
-        output = RunOutput(assignment.folder, nowhere, builder.world_size)
-        self._evaluator = Evaluator(builder, RuleEngine(active), output, config.check_records)
+        self._evaluator = Evaluator(builder, RuleEngine(active), nowhere, config.check_records)
         if assignment.state is not None:
             self._evaluator.load_state_dict(assignment.state)
         if assignment.begun is not None:
@@ -235,7 +233,7 @@ class Session:
             case Rest():
                 return self._slim(self._evaluator.finish(message))
             case Alert():
-                self._evaluator.output.alert(message)
+                self._evaluator.delivery.post_alert(message)
             case Begin() if not self._begun:
                 self._begin(message)
             case Begin():  # sent again by a training that does not know that it was received
@@ -260,7 +258,8 @@ class Session:
         folder = self._assignment.folder
         if folder.resumed_from is None:
             self._open_sinks(begin)
-            self._evaluator.output.begin(begin.resumed_from)
+            world_size = self._assignment.inputs.world_size
+            folder.begin_attempt(resumed_from=begin.resumed_from, world_size=world_size)
             return
         # Another writer has begun the attempt, or ended before it could.
         try:
@@ -285,9 +284,7 @@ class Session:
             config, assignment.folder, console, training=assignment.training
         )
         kept = [(name, make) for name, make in factories if name not in begin.elsewhere]
-        delivery = Delivery(kept, config.queue_size, self._gaps)
-        world_size = assignment.inputs.world_size
-        self._evaluator.output = RunOutput(assignment.folder, delivery, world_size)
+        self._evaluator.delivery = Delivery(kept, config.queue_size, self._gaps)
         self._begun = True
 
     def _slim(self, evaluated: Evaluated) -> Evaluated:
@@ -298,4 +295,5 @@ class Session:
 
     def close(self, timeout: float = 10.0) -> None:
         """Flush the sinks."""
-        self._evaluator.output.close(timeout)
+        self._evaluator.delivery.close(timeout)
+        self._assignment.folder.release()

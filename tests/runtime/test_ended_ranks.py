@@ -120,7 +120,7 @@ def _ends_alone(rank: int, _: int, folder: str, kind: str) -> dict[str, Any]:
             ranks = monitor.cycle.observer.ranks
             for channel in (ranks.decisions, ranks.observations, ranks.searches):
                 channel._local = False  # connections stay open, as while a collective runs
-            monitor._end_monitoring(CollectiveError("planted"))
+            monitor.lifetime.end_monitoring(CollectiveError("planted"))
         if known:
             break
     # Rank 1 trains on without rank 0, until it knows.

@@ -21,6 +21,7 @@ from torch.nn.utils import get_total_norm
 
 import distmon
 from distmon.reduce.rank_wait import RankWait
+from distmon.runtime.lifetime import Lifetime
 
 STRIDE = 1 if os.environ.get("ALL_FAULTS") else 4
 """`ALL_FAULTS=1 pytest` injects at every call on every rank; without it every fourth, a different
@@ -95,7 +96,7 @@ class _Monitored:
 
     def note_waits(self) -> None:
         """Note how long a step waits for another rank, and how long it takes to end monitoring."""
-        for owner, name in ((RankWait, "until"), (distmon.Monitor, "_end_monitoring")):
+        for owner, name in ((RankWait, "until"), (Lifetime, "end_monitoring")):
             wait = getattr(owner, name)
 
             def timed(*args: Any, wait: Any = wait, name: str = name) -> Any:

@@ -130,7 +130,7 @@ def test_close_on_another_thread_comes_after_the_step_that_runs(tmp_path: Path) 
 def test_a_step_that_takes_long_closes_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distmon.monitor.PATIENCE_S", 0.05)
+    monkeypatch.setattr("distmon.runtime.lifetime.PATIENCE_S", 0.05)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     monitor = distmon.attach(model, optimizer, **quiet(tmp_path, interval=2))
@@ -140,4 +140,4 @@ def test_a_step_that_takes_long_closes_at_its_end(
         assert not monitor.closed
     assert held.order == ["step", "close"]
     assert monitor.closed
-    assert not monitor._hooks
+    assert len(monitor.hooks) == 0

@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation(
         "the compiler traces into the optimizer hooks",
         "check_compiling_the_optimizer_step_is_left_alone",
-        "distmon/monitor.py",
+        "distmon/runtime/installed_hooks.py",
         "disable: Any = torch.compiler.disable",
         "disable: Any = lambda function: function",
     ),
@@ -182,8 +182,8 @@ MUTATIONS = (
         "checksums of the newest measurement, not of the one that was sent",
         "check_a_diverged_replica_is_named_by_the_step_that_showed_it",
         "distmon/runtime/observer.py",
-        "self._probe.row_checksums.clone(), self.tasks.take()",
-        "self._probe.row_checksums, self.tasks.take()",
+        "self.rows.row_checksums.clone(), self.tasks.take()",
+        "self.rows.row_checksums, self.tasks.take()",
         ranks=2,
     ),
     Mutation(

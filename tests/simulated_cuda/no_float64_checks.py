@@ -87,7 +87,7 @@ def check_a_replaced_parameter_is_read_on_the_host() -> None:
         model[2].bias = new
         optimizer.param_groups[0]["params"][-1] = new
         train(model, [optimizer], monitor, range(3, 5))
-        shard = monitor.cycle.observer._shards[-1]
+        shard = monitor.cycle.observer.rows.shards[-1]
         assert shard.copied
         assert shard.parameters[0] is new
         assert shard.weight().is_cpu

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from distmon import read_run
 from distmon.cli.main import app
-from distmon.runtime import writer_process, writer_start
+from distmon.runtime import writer_process, writer_start, writer_supervisor
 from distmon.sinks import delivery, gaps
 from distmon.sinks.gaps import GapLog, LastObservation
 
@@ -27,7 +27,8 @@ COMPLETE = "no record is missing"
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a writer that does not answer for moments only."""
-    monkeypatch.setattr(writer_process, "CLOSE_S", 0.1)
+    monkeypatch.setattr(writer_supervisor, "CLOSE_S", 0.1)
+    monkeypatch.setattr(writer_supervisor, "PATIENCE_S", 0.1)
     monkeypatch.setattr(writer_process, "PATIENCE_S", 0.1)
 
 
@@ -37,9 +38,9 @@ def stopped_at(folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch, **sett
     observe(model, optimizer, monitor, steps)
     assert written(folder / "run", steps) == [*range(1, steps + 1)]
     worker = monitor.cycle.worker
-    wait_for(lambda: not worker._observations)
+    wait_for(lambda: not worker.messages.observations)
     os.kill(worker.process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(worker, "settle", lambda *_: worker._observations == 0)
+    monkeypatch.setattr(worker, "settle", lambda *_: worker.messages.observations == 0)
     return model, optimizer, monitor
 
 
@@ -77,11 +78,12 @@ def test_what_the_pipe_has_no_room_for_is_listed(
 ) -> None:
     model, optimizer, monitor = stopped_at(tmp_path, 2, monkeypatch)
     worker = monitor.cycle.worker
-    pid, note = worker.process.pid, worker._mailbox._note
-    worker._mailbox._note = lambda number, *place: number <= 8 and note(number, *place)
+    pid, sent = worker.process.pid, worker.messages
+    note = sent.mailbox._note
+    sent.mailbox._note = lambda number, *place: number <= 8 and note(number, *place)
     observe(model, optimizer, monitor, 12)
-    waiting = {kind for kind in worker._kinds.values() if isinstance(kind, int)}
-    unknown = {kind for n, kind in worker._kinds.items() if isinstance(kind, int) and n > 8}
+    waiting = {kind for kind in sent.unconfirmed.values() if isinstance(kind, int)}
+    unknown = {kind for n, kind in sent.unconfirmed.items() if isinstance(kind, int) and n > 8}
     assert waiting == {*range(3, 15)}
     assert unknown
     monitor.close()
@@ -95,18 +97,18 @@ def test_what_the_pipe_has_no_room_for_is_listed(
 def test_what_waits_for_a_writer_that_does_not_start_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_process, "RESTART_S", 600.0)
+    monkeypatch.setattr(writer_supervisor, "RESTART_S", 600.0)
     model, optimizer, monitor = attached(tmp_path, sinks=["jsonl"])
     observe(model, optimizer, monitor, 2)
     assert written(tmp_path / "run", 2) == [1, 2]
     worker = monitor.cycle.worker
-    wait_for(lambda: not worker._observations)
+    wait_for(lambda: not worker.messages.observations)
     sleeps = tmp_path / "sleeps"
     sleeps.write_text("#!/bin/sh\nexec sleep 300\n")
     sleeps.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(sleeps))
     os.kill(worker.process.pid, signal.SIGKILL)
-    wait_for(lambda: worker._mailbox._pipe < 0)
+    wait_for(lambda: worker.messages.mailbox._pipe < 0)
     observe(model, optimizer, monitor, 3)
     monitor.close()
     assert ("record", 3, 3, 5) in gap_lines(tmp_path)
@@ -136,14 +138,15 @@ def _children(*programs: str) -> list[int]:
 def test_a_writer_that_makes_no_progress_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer_process, "STUCK_S", 0.0)
+    monkeypatch.setattr(writer_supervisor, "STUCK_S", 0.0)
     model, optimizer, monitor = stopped_at(tmp_path, 2, monkeypatch)
     worker = monitor.cycle.worker
-    first, capacity = worker.process.pid, worker._mailbox._capacity
-    worker._mailbox._capacity = 1  # no room for another one
+    mailbox = worker.messages.mailbox
+    first, capacity = worker.process.pid, mailbox._capacity
+    mailbox._capacity = 1  # no room for another one
     observe(model, optimizer, monitor, 2)
-    worker._mailbox._capacity = capacity
-    wait_for(lambda: worker.process.pid != first and not worker._absent)
+    mailbox._capacity = capacity
+    wait_for(lambda: worker.process.pid != first and not worker.messages.absent)
     observe(model, optimizer, monitor, 1)
     assert written(tmp_path / "run", 5) == [1, 2, 5]
     monkeypatch.undo()

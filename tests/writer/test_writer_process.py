@@ -195,7 +195,7 @@ def test_a_killed_writer_is_replaced_again_and_again(
     monkeypatch.setattr(writer_start, "FIRST_PAUSE_S", 500.0)
     os.kill(worker.process.pid, signal.SIGKILL)
     assert ended(worker.process.pid)
-    wait_for(lambda: worker._absent)
+    wait_for(lambda: worker.messages.absent)
     train(model, optimizer, monitor, range(9, 12), check=False)
     assert monitor.last_record.step == 8  # nobody waits for a writer that is not there
     monitor.close()  # which does not wait for the pause
@@ -256,9 +256,7 @@ def test_a_message_that_ends_the_writer_is_dropped_and_a_steady_one_is_replaced_
         assert monitor.cycle.settle(LONG_S)
         assert written(tmp_path / "run", step) == [*range(1, step + 1)]
         pids.add(worker.process.pid)
-        with worker._changed:  # as an observation of step 7 and more
-            worker._send(_Deadly(), 6 + step)
-            worker._observations += 1
+        assert worker.messages.send_observation(_Deadly(), 6 + step)
         assert monitor.cycle.settle(LONG_S)
     observe(model, optimizer, monitor, 1)
     assert monitor.cycle.settle(LONG_S)
