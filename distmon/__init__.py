@@ -4,6 +4,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from distmon.guarded_log import guard_logger
 from distmon.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from distmon.rules.alert import Alert
     from distmon.runs.reader import Run, read_run
     from distmon.runtime.actions import TrainingStopped
+
+guard_logger("distmon")
 
 __version__ = "0.2.0"
 __all__ = [

@@ -15,7 +15,7 @@ import distmon
 PACKAGE = Path(distmon.__file__).parent
 
 LAYERS = (
-    ("lazy_exports", "own_threads", "errors", "redaction", "metrics", "device"),
+    ("lazy_exports", "guarded_log", "own_threads", "errors", "redaction", "metrics", "device"),
     ("untrusted",),
     ("config",),
     ("native",),

@@ -15,7 +15,7 @@ from distmon.errors import RunFolderError
 from distmon.own_threads import OwnThread
 from distmon.runs.claim import Claim, Owner, claim
 from distmon.runs.run_folder import RunFolder, check_writable
-from distmon.runs.run_names import new_run_path
+from distmon.runs.run_names import RUNS, new_run_path
 
 log = logging.getLogger("distmon")
 
@@ -33,8 +33,8 @@ def open_run(
     """Open and claim `run_dir`, or a new folder when it is None.
 
     While another process writes to it, this run gets `run_dir-2`. An unusable folder is replaced by
-    one in `spool_dir` or among the temporary files: a job that restarts must not end because of it,
-    unless `strict`.
+    one in `spool_dir` or among the temporary files; where there is none either, it is written as
+    soon as it can be. A job that restarts must not end because of it, unless `strict`.
     """
     try:
         folder = _open_in_time(run_dir or new_run_path(), described)
@@ -44,9 +44,14 @@ def open_run(
     except RunFolderError as error:
         if strict:
             raise
-        instead = _replacement(spool_dir)
+        try:
+            instead = _replacement(spool_dir)
+            folder = _open_claimed(Path(instead), described)
+        except (OSError, RunFolderError) as problem:
+            log.error("distmon: %s; no other folder: %s; trying again later", error, problem)
+            return RunFolder.missing(run_dir or RUNS / f"run-{os.getpid()}", **described)
         log.error("distmon: %s; writing this run to %s instead", error, instead)
-        return _open_claimed(Path(instead), described)
+        return folder
 
 
 def _open_in_time(path: Path, described: Mapping[str, Any]) -> RunFolder:

@@ -96,7 +96,7 @@ class RunFolder:
         folder = Path(path)
         check_writable(folder)
         exists = os.path.lexists(folder / RUN_FILE)
-        info = read_info(folder) if exists else {"attempts": [], "wandb_id": None}
+        info = read_info(folder) if exists else _no_attempts()
         info["format"] = FORMAT
         info["config"] = dict(config)
         info["versions"] = dict(installed_versions() if versions is None else versions)
@@ -106,6 +106,12 @@ class RunFolder:
         if not exists:
             opened._write()
         return opened
+
+    @classmethod
+    def missing(cls, path: Path, **described: Any) -> Self:
+        """Return a folder that cannot be opened now; sinks write to it as soon as they can."""
+        info = {"format": FORMAT, "reading": {}, "versions": installed_versions()}
+        return cls(path, _no_attempts() | info | described, lambda: datetime.now(UTC))
 
     def begin_attempt(self, *, resumed_from: int, world_size: int) -> None:
         """Add this attempt to `run.json`. Called once, at the first step.
@@ -162,7 +168,7 @@ class RunFolder:
             try:
                 stored = read_info(self.path)
             except RunFolderError:  # removed or damaged
-                stored = {"attempts": [], "wandb_id": None}
+                stored = _no_attempts()
             known = {entry["attempt"] for entry in stored["attempts"]}
             self._info["attempts"] = _by_number(self._info["attempts"], stored["attempts"])
             self._info["wandb_id"] = stored.get("wandb_id") or self._info.get("wandb_id")
@@ -254,6 +260,10 @@ class RunFolder:
             self._unwritten, self._known = False, _version(target)
         except OSError as error:
             raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def _no_attempts() -> dict[str, Any]:
+    return {"attempts": [], "wandb_id": None}
 
 
 def _version(path: Path) -> object:

@@ -60,7 +60,7 @@ class StepSchedule:
         if step is not None:
             try:
                 given = int(step)
-                bad = not 0 <= given <= LARGEST_STEP
+                bad = _is_boolean(step) or not 0 <= given <= LARGEST_STEP
             except (TypeError, ValueError, OverflowError):
                 bad = True
             number = number if bad else given
@@ -137,3 +137,8 @@ class StepSchedule:
         """Return the observed step before `step`, also an observed one; 0 when there is none."""
         earlier = (step - 1) // self.interval * self.interval
         return max(earlier, self._first) if step > self._first else earlier
+
+
+def _is_boolean(value: object) -> bool:
+    """Return whether it is True or False, also as a tensor: no number, although `int` takes it."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")

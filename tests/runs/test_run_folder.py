@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from distmon.errors import RunFolderError
 from distmon.runs import run_folder
-from distmon.runs.run_folder import RunFolder, strict_json
+from distmon.runs.open_run import open_run
+from distmon.runs.run_folder import RunFolder, read_info, strict_json
 
 TABLE = [{"name": "w", "shape": [2], "dtype": "float32", "requires_grad": True, "sampled": 2}]
 
@@ -112,3 +114,19 @@ def test_a_broken_run_file_is_named_and_not_touched(tmp_path: Path, content: str
 def test_strict_json_has_no_nan() -> None:
     text = strict_json({"a": [float("nan"), float("-inf"), 1.5], 3: Path("x"), "t": (True, None)})
     assert text == '{"a": [null, null, 1.5], "3": "x", "t": [true, null]}'
+
+
+def test_a_run_without_any_folder_to_write_to_begins_and_writes_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    (tmp_path / "run").write_text("a file")
+    described = {"config": {}, "parameters": [], "reading": {}}
+    folder = open_run(tmp_path / "run", strict=False, described=described)
+    assert "trying again later" in caplog.text
+    folder.note_attempt(resumed_from=0, world_size=1)
+    (tmp_path / "run").unlink()
+    folder.restore()
+    assert [entry["attempt"] for entry in read_info(tmp_path / "run")["attempts"]] == [0]
+    with pytest.raises(RunFolderError):
+        open_run(Path("/proc/nothing"), strict=True, described=described)

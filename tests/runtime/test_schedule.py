@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
 from distmon.runtime.schedule import StepSchedule
 
 
@@ -96,3 +102,12 @@ def test_state_continues_the_count() -> None:
     assert (resumed.completed, resumed.next_observation) == (23, 30)
     assert resumed.steps_since_observation == 3
     assert resumed.advance(None)
+
+
+@pytest.mark.parametrize("given", [True, False, torch.tensor(True), np.bool_(False)])
+def test_true_and_false_are_no_step_numbers(given: Any) -> None:
+    schedule = StepSchedule(interval=10)
+    schedule.advance(7)
+    with pytest.raises(ValueError, match="is no step number; counting on from 8"):
+        schedule.advance(given)
+    assert schedule.completed == 8
