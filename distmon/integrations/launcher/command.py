@@ -53,7 +53,7 @@ def split(arguments: Sequence[str], parser: Any) -> Command:
                 if not rest:
                     raise ConfigError(f"{name} needs a value")
                 value = rest.pop(0)
-            _set(command.settings, name.removeprefix(PREFIX), value)
+            set_option(command.settings, name, PREFIX, value)
         elif option in ("-m", "--module"):
             command.is_module = True
         elif (action := parser._option_string_actions.get(name)) is None:
@@ -115,22 +115,27 @@ def leave_children_alone() -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _set(settings: dict[str, Any], key: str, text: str) -> None:
-    """Set `rules.frozen.patience` and the like; the value is YAML."""
-    path = key.replace("-", "_").split(".")
+def set_option(settings: dict[str, Any], option: str, prefix: str, text: str) -> None:
+    """Set the key that `--distmon.rules.frozen.patience 2` names, with `--distmon.` as the prefix.
+
+    Dashes become underscores and dots lead into nested sections; the value is YAML.
+    """
+    path = option.removeprefix(prefix).replace("-", "_").split(".")
     for part in path[:-1]:
         settings = settings.setdefault(part, {})
         if not isinstance(settings, dict):
-            raise ConfigError(f"{PREFIX}{key} is inside a key that has a value already")
-    settings[path[-1]] = text if path in (["config"], ["run_dir"]) else _value(key, text)
+            raise ConfigError(f"{option} is inside a key that already has a value")
+    settings[path[-1]] = text if path in (["config"], ["run_dir"]) else _value(option, text)
 
 
-def _value(key: str, text: str) -> Any:
+def _value(option: str, text: str) -> Any:
+    """Return a number, true, false, null, list or mapping; other text as it is, such as a date."""
     try:
         value = parse_yaml(text)
     except ValueError:
-        raise ConfigError(f"{PREFIX}{key}: cannot read the value {text!r} as YAML") from None
+        raise ConfigError(f"{option}: cannot read the value {text!r} as YAML") from None
     if isinstance(value, str):
         with contextlib.suppress(ValueError):  # YAML 1.1 takes 1e-3 for text
             return float(value)
-    return value
+    is_plain = bool(text.strip()) and isinstance(value, bool | int | float | list | dict | None)
+    return value if is_plain else text

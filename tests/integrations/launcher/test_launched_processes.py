@@ -129,6 +129,9 @@ def test_the_command_line_is_taken_apart_without_abbreviations() -> None:
     command = split(["--distmon.budget", "1e-3", "-m", "pkg.train", "-m"], _Options())
     assert (command.settings, command.is_module) == ({"budget": 1e-3}, True)
     assert command.script == ["pkg.train", "-m"]
+    # A date is text: no setting is one, and settings travel to the processes as JSON.
+    command = split(["--distmon.wandb.name", "2024-05-01", "train.py"], _Options())
+    assert command.settings == {"wandb": {"name": "2024-05-01"}}
     for wrong, words in (
         (["--monitor", "train.py"], "has no option --monitor"),
         (["--standalone"], "needs a script"),
