@@ -7,16 +7,14 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from launch.options import Options
+from launch.parallel.base import Sizes
 from launch.ranks import BadInput
-
-if TYPE_CHECKING:
-    from launch.options import Options
-    from launch.parallel.base import Sizes
 
 VALIDATION_SHARE = 0.05
 SEGMENTS = 10  # validation is cut from so many places, because one place may be one topic

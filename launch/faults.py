@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from launch.parallel.base import local
-from launch.ranks import BadInput
+from launch.ranks import BadInput, local
 
 if TYPE_CHECKING:
     from launch.options import Options

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from launch.options import Options
+from launch.options import Options
 
 FINAL_SHARE = 0.1  # a cosine schedule ends at this share of the peak
 

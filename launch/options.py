@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import io
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from launch.faults import FAULTS
 from launch.model import ACTIVATIONS, KIND_COUNT, Shape
 from launch.monitoring import STOPPED, split_monitor_options
 from launch.parallel import PARALLELISMS, parallelism_class
-from launch.parallel.base import Sizes
 from launch.ranks import BadInput
 
 EPILOG = "\n".join(
@@ -181,9 +180,7 @@ def read_options(arguments: list[str], world: int, is_main: bool = True) -> Opti
     app.command(epilog=EPILOG)(Options)
     command = typer.main.get_command(app)
     try:
-        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
-            if not is_main:
-                stack.enter_context(contextlib.redirect_stdout(nowhere))
+        with nullcontext() if is_main else redirect_stdout(io.StringIO()):
             options = command.main(arguments, prog_name="train.py", standalone_mode=False)
     except typer.BadParameter.__base__ as error:  # UsageError: of click, or of typer's copy of it
         raise BadInput(f"{error.format_message()} (--help lists the options)") from None
@@ -214,21 +211,11 @@ def check_options(options: Options, world: int) -> None:
         raise BadInput(f"--tensor-parallel is for --parallel fsdp+tp, not {mode}{uses}")
     if options.zero is not None and mode != "deepspeed":
         raise BadInput(f"--zero is for --parallel deepspeed, not {mode}")
-    check_batch(options, parallelism_class(mode).divide(options, world))
-
-
-def check_batch(options: Options, sizes: Sizes) -> None:
-    """Raise `BadInput` when the batch cannot be cut into micro-batches for all ranks."""
-    parts = sizes.data * sizes.micro_batches
-    if options.batch_size % parts == 0:
-        return
-    if sizes.stages > 1:
-        factors = f"{sizes.micro_batches} micro-batches for {sizes.stages} stages"
-    else:
-        holder = "rank" if sizes.tensor == 1 else "group"
-        factors = f"{sizes.data} {holder}{'s' * (sizes.data > 1)}"
-        factors += f" of {sizes.tensor} ranks" * (sizes.tensor > 1)
-        factors += f" x --accumulate {sizes.micro_batches}"
-    raise BadInput(
-        f"--batch-size {options.batch_size} must be divisible by {parts}, which is {factors}"
-    )
+    if mode != "ddp" and world < 2:
+        raise BadInput(f"--parallel {mode} needs at least 2 ranks; start with torchrun")
+    if mode != "ddp" and options.tasks:
+        raise BadInput(
+            f"--tasks does not work with --parallel {mode}: the gradient of each task alone is "
+            "taken on whole parameters"
+        )
+    parallelism_class(mode).divide(options, world).check_batch(options.batch_size)

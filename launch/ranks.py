@@ -17,6 +17,7 @@ import torch.distributed as dist
 # DDP imports it, and it keeps the process group of that moment as a default argument. Imported
 # before there is one, it keeps none, and `leave` really ends the group.
 import torch.distributed.nn
+from torch.distributed.tensor import DTensor
 
 CHECK_EVERY = 5  # steps between two exchanges of "was there a Ctrl-C?"
 
@@ -110,6 +111,12 @@ class Ranks:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             gc.collect()  # a model wrapped in DDP is part of a reference cycle
             dist.destroy_process_group()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements that this rank holds of a parameter or gradient, for in-place use."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def join_ranks() -> Ranks:

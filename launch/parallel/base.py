@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from launch.model import GPT, TaskLosses
-from launch.ranks import BadInput, Ranks
-
-if TYPE_CHECKING:
-    from launch.options import Options
+from launch.options import Options
+from launch.ranks import BadInput, Ranks, local
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,22 @@ class Sizes:
     def data_rank(self, rank: int) -> int:
         """Return which part of the batch a rank sees."""
         return rank // (self.tensor * self.stages)
+
+    def check_batch(self, batch_size: int) -> None:
+        """Raise `BadInput` when the batch cannot be cut into micro-batches for all ranks."""
+        parts = self.data * self.micro_batches
+        if batch_size % parts == 0:
+            return
+        if self.stages > 1:
+            factors = f"{self.micro_batches} micro-batches for {self.stages} stages"
+        else:
+            holder = "rank" if self.tensor == 1 else "group"
+            factors = f"{self.data} {holder}{'s' * (self.data > 1)}"
+            factors += f" of {self.tensor} ranks" * (self.tensor > 1)
+            factors += f" x --accumulate {self.micro_batches}"
+        raise BadInput(
+            f"--batch-size {batch_size} must be divisible by {parts}, which is {factors}"
+        )
 
 
 class MicroBatch(NamedTuple):
@@ -193,24 +206,7 @@ class Parallelism:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements that this rank holds of a parameter or gradient, for in-place use."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def blank_state(like: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
     """Return the optimizer state of another parameter with zeros for this one."""
     zeros = torch.zeros_like(parameter, requires_grad=False)
     return {key: zeros.clone() if value.ndim else value.clone() for key, value in like.items()}
-
-
-def require_ranks(options: Options, world: int) -> None:
-    """Refuse a parallelism that distributes the model without other ranks to hold parts of it."""
-    if world < 2:
-        raise BadInput(f"--parallel {options.parallel} needs at least 2 ranks; start with torchrun")
-    if options.tasks:
-        raise BadInput(
-            f"--tasks does not work with --parallel {options.parallel}: the gradient of each task "
-            "alone is taken on whole parameters"
-        )

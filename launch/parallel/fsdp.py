@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from launch.model import GPT
-from launch.parallel.base import Sizes, require_ranks
+from launch.options import Options
+from launch.parallel.base import Sizes
 from launch.parallel.sharded import Sharded
 from launch.parallel.tp import check_layers, split_layers
 from launch.ranks import BadInput
-
-if TYPE_CHECKING:
-    from launch.options import Options
 
 REPLICAS = 2  # of hsdp
 TENSOR = 2  # ranks that split a layer under fsdp+tp, unless --tensor-parallel says otherwise
@@ -54,7 +51,6 @@ class HybridSharded(FullySharded):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        require_ranks(options, world)
         if world < 2 * REPLICAS or world % REPLICAS:
             raise BadInput(
                 f"--parallel hsdp makes {REPLICAS} replicas of at least 2 shards each and needs "
@@ -68,7 +64,6 @@ class ShardedTensorParallel(FullySharded):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        require_ranks(options, world)
         tensor = options.tensor_parallel or TENSOR
         if world < 2 * tensor or world % tensor:
             raise BadInput(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,12 +13,10 @@ from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from launch.model import GPT, cross_entropy, embed_bytes
-from launch.parallel.base import MicroBatch, Sizes, require_ranks
+from launch.options import Options
+from launch.parallel.base import MicroBatch, Sizes
 from launch.parallel.sharded import Sharded
 from launch.ranks import BadInput
-
-if TYPE_CHECKING:
-    from launch.options import Options
 
 
 class Stage(nn.Module):
@@ -49,7 +47,6 @@ class PipelineParallel(Sharded):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        require_ranks(options, world)
         if world > options.layers:
             raise BadInput(
                 f"--parallel pp needs a block for each of its {world} stages and "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,10 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from launch.model import GPT
-from launch.parallel.base import MicroBatch, Parallelism, Sizes, local, require_ranks
-
-if TYPE_CHECKING:
-    from launch.options import Options
+from launch.options import Options
+from launch.parallel.base import MicroBatch, Parallelism, Sizes
+from launch.ranks import local
 
 
 class Sharded(Parallelism):
@@ -24,7 +22,6 @@ class Sharded(Parallelism):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        require_ranks(options, world)
         return Sizes(shards=world, micro_batches=options.accumulate)
 
     def make_mesh(self, **sizes: int) -> DeviceMesh:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -16,12 +14,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from launch.model import GPT
-from launch.parallel.base import Sizes, require_ranks
+from launch.options import Options
+from launch.parallel.base import Sizes
 from launch.parallel.sharded import Sharded
 from launch.ranks import BadInput
-
-if TYPE_CHECKING:
-    from launch.options import Options
 
 
 class TensorParallel(Sharded):
@@ -29,7 +25,6 @@ class TensorParallel(Sharded):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        require_ranks(options, world)
         check_layers(options, world)
         return Sizes(tensor=world, micro_batches=options.accumulate)
 

@@ -6,18 +6,16 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from launch.model import GPT, cross_entropy
-from launch.parallel.base import MicroBatch, Parallelism, Sizes, blank_state, require_ranks
+from launch.options import Options
+from launch.parallel.base import MicroBatch, Parallelism, Sizes, blank_state
 from launch.ranks import BadInput
-
-if TYPE_CHECKING:
-    from launch.options import Options
 
 STAGE = 2  # unless --zero says otherwise
 CONFIGS = Path(__file__).parents[1]  # where ds_zero*.json are
@@ -33,7 +31,6 @@ class Zero(Parallelism):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        require_ranks(options, world)
         if options.compile:
             raise BadInput("--compile does not work with --parallel deepspeed")
         if options.bf16_weights:
