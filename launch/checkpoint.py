@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 import torch
 
 from launch.model import Shape
+from launch.options import Options
 from launch.ranks import BadInput
 
 FORMAT = 2  # 1 had the rows of attn.qkv in another order and an optimizer state without names
-NAME = re.compile(r"step-(\d+)\.pt")
 
 
 @dataclass
@@ -60,11 +59,23 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise BadInput(f"cannot write the checkpoint {path}: {error.strerror}") from None
-        written = [*(old for old in self.written if old != path), path]
-        for old in written[: -(self.keep + 1)]:
-            old.unlink(missing_ok=True)
-        self.written = written[-(self.keep + 1) :]
+        self.written = [*(old for old in self.written if old != path), path]
+        while len(self.written) > self.keep + 1:
+            self.written.pop(0).unlink(missing_ok=True)
         return path
+
+    def load(self, options: Options) -> dict[str, Any]:
+        """Return the checkpoint of `--resume`, checked to be one that these options can continue.
+
+        No random state is in it because none is used: batches follow from the step alone, and the
+        model has no dropout.
+        """
+        path = self.find(options.resume)
+        saved = read_checkpoint(path, options.shape, options.optimizer)
+        step = saved["step"]
+        if step >= options.steps:
+            raise BadInput(f"{path} is at step {step} already; give --steps a larger number")
+        return saved
 
     def find(self, resume: str) -> Path:
         """Return the file that `--resume PATH` or `--resume latest` means.
@@ -76,7 +87,7 @@ class Checkpoints:
             if not Path(resume).is_file():
                 raise BadInput(f"there is no checkpoint {resume} to resume from")
             return Path(resume)
-        found = [path for path in self.folder.glob("step-*.pt") if NAME.fullmatch(path.name)]
+        found = [*self.folder.glob("step-*.pt")]
         if not found:
             raise BadInput(f"--resume latest found no checkpoint in {self.folder}")
         return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name))

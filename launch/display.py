@@ -16,7 +16,7 @@ def make_console(is_main: bool) -> Console:
     """Return the one console of the process. What prints through it appears above the bar."""
     console = Console(quiet=not is_main, highlight=False)
     if not console.is_terminal:
-        console = Console(quiet=not is_main, highlight=False, width=PLAIN_WIDTH)
+        console.width = PLAIN_WIDTH
     return console
 
 

@@ -132,10 +132,6 @@ def join_ranks() -> Ranks:
         # Both backends, so that --device cpu also works on a machine with GPUs.
         both = torch.cuda.is_available() and dist.is_nccl_available()
         dist.init_process_group("cpu:gloo,cuda:nccl" if both else "gloo")
-    if ranks.local_world > 1 and "OMP_NUM_THREADS" not in environ:
-        # One thread per core on every rank would oversubscribe the cores.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, (cores or 1) // ranks.local_world))
     return ranks
 
 
@@ -147,13 +143,11 @@ class Interruption:
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._signaled = False
-        self._handlers: dict[int, Any] = {}
+        self._ranks, self._signaled = ranks, False
 
     def __enter__(self) -> Interruption:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, self._note)
+        signals = (signal.SIGINT, signal.SIGTERM)
+        self._handlers = {number: signal.signal(number, self._note) for number in signals}
         return self
 
     def __exit__(self, *_: object) -> None:

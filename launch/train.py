@@ -15,14 +15,13 @@ from collections import deque
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 if not __package__:  # started as a script: the folder of the package is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from launch.checkpoint import Checkpoints, read_checkpoint
+from launch.checkpoint import Checkpoints
 from launch.data import Batches, load_corpus
 from launch.display import Display, make_console
 from launch.faults import plan_fault
@@ -53,7 +52,9 @@ class Trainer:
                 self.checkpoints.open()
             torch.manual_seed(options.seed)
             model = GPT(options.shape, options.init_std).to(self.device)
-            saved = self.load_checkpoint(model) if options.resume else {}
+            saved = self.checkpoints.load(options) if options.resume else {}
+            if options.resume:
+                model.load_state_dict(saved.pop("model"))
         self.step = self.first_step = saved.get("step", 0)
         self.recent_losses: deque[torch.Tensor] = deque(maxlen=RECENT)
         self.validation_loss: float | None = None
@@ -76,21 +77,6 @@ class Trainer:
         has_bar = bool(ranks.sum(torch.tensor(int(self.display.has_bar))))
         monitor_prints = config is not None and config.enabled and "console" in config.sinks
         self.prints_loss = not has_bar and not monitor_prints
-
-    def load_checkpoint(self, model: GPT) -> dict[str, Any]:
-        """Load the weights of `--resume` and return the checkpoint.
-
-        No random state is in it because none is used: batches follow from the step alone, and the
-        model has no dropout.
-        """
-        options = self.options
-        path = self.checkpoints.find(options.resume)
-        saved = read_checkpoint(path, options.shape, options.optimizer)
-        step = saved["step"]
-        if step >= options.steps:
-            raise BadInput(f"{path} is at step {step} already; give --steps a larger number")
-        model.load_state_dict(saved.pop("model"))
-        return saved
 
     def train(self) -> int:
         """Run the training loop; return the exit code."""

@@ -186,15 +186,10 @@ class Parallelism:
             {**group, "params": [names[each] for each in group["params"]]}
             for group in optimizer.param_groups
         ]
-        like = next(iter(state.values()))
-        # torch wants a state of every parameter; one that never had a gradient has none.
-        own = {
-            name: state.get(name) or blank_state(like, torch.empty(self.shards.shapes[name]))
-            for name in self.parameters
-        }
-        options = dcp.StateDictOptions(full_state_dict=True)
-        content = {"state": own, "param_groups": groups}
+        content = {"state": state, "param_groups": groups}
+        options = dcp.StateDictOptions(full_state_dict=True, strict=False)
         dcp.set_optimizer_state_dict(self.model, optimizer, content, options=options)
+        # torch makes a state for every parameter; one that never had a gradient has none.
         for name in self.parameters.keys() - state.keys():
             optimizer.state.pop(self.parameters[name], None)
 

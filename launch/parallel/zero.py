@@ -20,6 +20,7 @@ from launch.ranks import BadInput
 STAGE = 2  # unless --zero says otherwise
 CONFIGS = Path(__file__).parents[1]  # where ds_zero*.json are
 FLAT_MASTERS = "single_partition_of_fp32_groups"  # of stages 1 and 2
+SET_HERE = ("optimizer", "distmon", "train_micro_batch_size_per_gpu")
 INJECTABLE = ("spike", "straggler", "slow_data", "memory_leak")
 
 
@@ -57,15 +58,13 @@ class Zero(Parallelism):
         if self.device.type == "cpu":
             # DeepSpeed would compile its own collectives for minutes; gloo has them.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        config = read_config(self._stage)
-        micro_batches = self.sizes.micro_batches
-        config["train_micro_batch_size_per_gpu"] = self.options.batch_size // (
-            self.sizes.data * micro_batches
-        )
-        config["gradient_accumulation_steps"] = micro_batches
-        config["gradient_clipping"] = self.options.clip
-        if self.options.bf16:
-            config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        config = {
+            **read_config(self._stage),
+            "train_batch_size": self.options.batch_size,
+            "gradient_accumulation_steps": self.sizes.micro_batches,
+            "gradient_clipping": self.options.clip,
+            "torch_autocast": {"enabled": self.options.bf16, "dtype": "bfloat16"},
+        }
         self.module, *_ = deepspeed.initialize(model=self.model, optimizer=optimizer, config=config)
         return EngineOptimizer(self.module, optimizer)
 
@@ -168,8 +167,8 @@ class EngineOptimizer:
 
 
 def read_config(stage: int) -> dict[str, Any]:
-    """Return the example configuration of a stage without what the trainer sets itself."""
+    """Return the example configuration of a stage without what the trainer sets in another way."""
     if not stage:
         return {"zero_optimization": {"stage": 0}, "steps_per_print": 10**9}
     config = json.loads((CONFIGS / f"ds_zero{stage}.json").read_text())
-    return {key: value for key, value in config.items() if key not in ("optimizer", "distmon")}
+    return {key: value for key, value in config.items() if key not in SET_HERE}
