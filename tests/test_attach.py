@@ -198,6 +198,9 @@ def test_a_package_without_metadata_attaches(
     found = metadata.version
     monkeypatch.setattr(metadata, "version", version)
     distmon.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), **quiet(tmp_path)).close()
+    versions = distmon.read_run(tmp_path / "run").info["versions"]
+    assert versions["torch"] == torch.__version__
+    assert "distmon" not in versions
 
 
 WRONG_ON_RANK_1: dict[str, dict[str, Any]] = {

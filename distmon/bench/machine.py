@@ -89,7 +89,7 @@ def _processor() -> str:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
+    except OSError:  # only Linux has this file
         pass
     return platform.processor() or platform.machine()
 
@@ -100,7 +100,7 @@ def _versions() -> str:
         try:
             found.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            continue
+            continue  # not every run needs every package
     return ", ".join(found)
 
 

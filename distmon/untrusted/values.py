@@ -49,7 +49,7 @@ def number(value: Any) -> float:
         try:
             return float(value)
         except OverflowError:
-            pass
+            pass  # an integer beyond the range of a float is refused below
     raise BadValueError
 
 

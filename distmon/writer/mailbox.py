@@ -201,8 +201,8 @@ class Mailbox:
                 os.write(self._pipe, NOTE.pack(number, offset, length))
         except BlockingIOError:
             return False
-        except OSError:
-            pass
+        except BrokenPipeError:
+            pass  # the writer has ended; `connect` sends what waits to the next one
         return True
 
     def _find_room(self, length: int) -> int | None:
@@ -274,18 +274,15 @@ class Answers:
 
     def read(self) -> tuple[Any, ...] | None:
         """Wait for the next answer and return it; None when the writer has ended."""
-        try:
-            head = self._stream.read(8)
-            if len(head) < 8:
-                return None
-            (length,) = struct.unpack("<Q", head)
-            body = self._stream.read(length)
-            answer: tuple[Any, ...] | None = None
-            if len(body) == length:
-                answer = pickle.loads(body)
-            return answer
-        except (OSError, ValueError):
+        head = self._stream.read(8)
+        if len(head) < 8:
             return None
+        (length,) = struct.unpack("<Q", head)
+        body = self._stream.read(length)
+        if len(body) < length:  # the writer was killed while it sent
+            return None
+        answer: tuple[Any, ...] = pickle.loads(body)
+        return answer
 
 
 class AnswerPipe:
@@ -319,7 +316,7 @@ class AnswerPipe:
             try:
                 while data:
                     data = data[os.write(self._pipe, data) :]
-            except OSError:  # the training process has ended
+            except BrokenPipeError:  # the training process has ended
                 return
 
     def _run(self) -> None:

@@ -30,7 +30,7 @@ def parameters(draw: st.DrawFn) -> Case:
     return Case(before, after, grad, draw(st.sampled_from([0.0, 1.0])))
 
 
-def agree(cases: list[Case], sample: int, exact: bool) -> None:
+def assert_agree(cases: list[Case], sample: int, exact: bool) -> None:
     assert_probes_agree(cases, TritonProbe, TorchProbe, sample, exact)
 
 
@@ -42,7 +42,7 @@ def agree(cases: list[Case], sample: int, exact: bool) -> None:
 )
 @given(cases=st.lists(parameters(), min_size=1, max_size=4), sample=st.sampled_from([8, 40, 256]))
 def test_any_parameters(cases: list[Case], sample: int) -> None:
-    agree(cases, sample, exact=False)
+    assert_agree(cases, sample, exact=False)
 
 
 @settings(
@@ -53,7 +53,7 @@ def test_any_parameters(cases: list[Case], sample: int) -> None:
 )
 @given(cases=st.lists(parameters(), min_size=1, max_size=3))
 def test_any_parameters_in_exact_mode(cases: list[Case]) -> None:
-    agree(cases, 8, exact=True)
+    assert_agree(cases, 8, exact=True)
 
 
 def test_a_half_shard_and_strides() -> None:
@@ -61,7 +61,7 @@ def test_a_half_shard_and_strides() -> None:
     x = whole[1500:]
     half = Case(x, x + 1e-3, x * 2, region=_SecondHalf(1500), global_shape=(3000,))
     flipped = torch.randn(30, 40).t()
-    agree([half, Case(flipped, flipped * 1.5, torch.randn(40, 30))], 1024, exact=False)
+    assert_agree([half, Case(flipped, flipped * 1.5, torch.randn(40, 30))], 1024, exact=False)
 
 
 def test_whole_gradients_are_counted_alike() -> None:

@@ -140,7 +140,7 @@ def _carried_on(engine: RuleEngine) -> RuleEngine:
     return other
 
 
-def _compare(records: Sequence[Record]) -> list[Alert]:
+def _assert_cuts_change_nothing(records: Sequence[Record]) -> list[Alert]:
     """The alerts of a run that is cut after every record are those of one that is not."""
     whole, cut = RuleEngine(ACTIVE), RuleEngine(ACTIVE)
     alerts = []
@@ -155,7 +155,7 @@ def _compare(records: Sequence[Record]) -> list[Alert]:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(_MOMENT, min_size=1, max_size=10))
 def test_a_cut_after_every_record_changes_nothing(moments: list[dict[str, Any]]) -> None:
-    _compare(_records(moments))
+    _assert_cuts_change_nothing(_records(moments))
 
 
 def _stepped(i: int, values: Sequence[float]) -> float:
@@ -193,5 +193,5 @@ def test_every_rule_fires_and_goes_on_from_its_state() -> None:
             }
         )
     records = _records(moments)
-    fired = {alert.rule for alert in _compare(records)}
+    fired = {alert.rule for alert in _assert_cuts_change_nothing(records)}
     assert {rule.name for family in FAMILIES for rule in family.RULES} <= fired

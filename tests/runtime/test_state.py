@@ -175,7 +175,7 @@ def test_only_what_decides_the_order_of_collectives_must_be_equal(saved: dict[st
         assert state_hash(_with(saved, key, value)) != state_hash(saved)
 
 
-def _stays_fresh(monitor: Any, broken: object, caplog: pytest.LogCaptureFixture) -> None:
+def _assert_stays_fresh(monitor: Any, broken: object, caplog: pytest.LogCaptureFixture) -> None:
     fresh = monitor.state_dict()
     with caplog.at_level(logging.WARNING, logger="distmon"):
         monitor.load_state_dict(broken)
@@ -191,21 +191,21 @@ def _stays_fresh(monitor: Any, broken: object, caplog: pytest.LogCaptureFixture)
 def test_a_state_that_lacks_something_is_one_sentence_and_a_fresh_start(
     monitor: Any, saved: dict[str, Any], key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _stays_fresh(monitor, _without(saved, key), caplog)
+    _assert_stays_fresh(monitor, _without(saved, key), caplog)
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG)
 def test_a_state_with_a_wrong_value_is_one_sentence_and_a_fresh_start(
     monitor: Any, saved: dict[str, Any], key: str, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _stays_fresh(monitor, _with(saved, key, value), caplog)
+    _assert_stays_fresh(monitor, _with(saved, key, value), caplog)
 
 
 @pytest.mark.parametrize("state", [[1, 2], "state", 7])
 def test_what_is_no_state_at_all_is_one_sentence_and_a_fresh_start(
     monitor: Any, state: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _stays_fresh(monitor, state, caplog)
+    _assert_stays_fresh(monitor, state, caplog)
 
 
 def test_training_continues_after_a_broken_state(

@@ -33,8 +33,8 @@ class HttpService:
                     self.end_headers()
                     # Slack says so in words, PagerDuty with the status alone.
                     self.wfile.write(b"ok")
-                except OSError:
-                    pass  # whoever asked did not wait
+                except ConnectionError:
+                    pass  # the client has timed out and closed the connection
 
             def log_message(self, *_: object) -> None:
                 pass

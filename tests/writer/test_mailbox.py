@@ -135,3 +135,26 @@ def test_answers_are_sent_together() -> None:
     answers.flush()
     with Answers(read) as received_answers:
         assert [received_answers.read() for _ in range(3)] == [("done", i, None) for i in range(3)]
+
+
+def test_an_end_in_the_middle_of_an_answer_is_an_end() -> None:
+    read, write = pipe()
+    os.write(write, (100).to_bytes(8, "little") + b"half")
+    os.close(write)
+    with Answers(read) as received_answers:
+        assert received_answers.read() is None
+        assert received_answers.read() is None
+
+
+def test_answers_without_a_reader_are_dropped() -> None:
+    read, write = pipe()
+    answers = AnswerPipe(write, delay_s=1000.0)
+    answers.send(("done", 1, None))
+    os.close(read)
+    answers.flush()
+    # It is not kept for a reader that comes later.
+    read, other = pipe()
+    os.dup2(other, write)
+    answers.flush()
+    with pytest.raises(BlockingIOError):
+        os.read(read, 1)
