@@ -27,6 +27,7 @@ LONGEST = (
     "launch/test_monitored_runs.py",
     "csrc_triton/test_compile.py",
     "simulated_cuda/test_monitor_on_device.py",
+    "simulated_cuda/test_monitor_steps_on_device.py",
     "runtime/test_injected_faults.py",
     "integrations/deepspeed/test_engine_numbers.py",
     "integrations/deepspeed/test_unmodified_scripts.py",

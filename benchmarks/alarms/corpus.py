@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.alarms.blind.faulty import BLIND_FAULTY
 from benchmarks.alarms.blind.healthy import BLIND_HEALTHY
 from benchmarks.alarms.cases import Case
-from benchmarks.alarms.faulty_cases import FAULTY
+from benchmarks.alarms.faulty import FAULTY
 from benchmarks.alarms.further_cases import FURTHER
 from benchmarks.alarms.healthy_cases import HEALTHY
 from benchmarks.alarms.recording import KEPT_METRICS, KEPT_VERSIONS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.alarms.cases import Case
-from benchmarks.alarms.faulty_cases import DIVERGES, LR, fault_case
+from benchmarks.alarms.faulty.fault_case import DIVERGES, LR, fault_case
 from benchmarks.alarms.healthy_cases import COSINE, WSD, healthy_case
 from benchmarks.alarms.kinds import faults as f
 from benchmarks.alarms.kinds import lookalikes as k

@@ -132,6 +132,7 @@ def run_all(wanted: dict[str, set[int]]) -> dict[str, set[int]]:
         interpreted = {"TRITON_INTERPRET": "1", "SIMULATED_CUDA_READABLE": "1"}
         for module, ranks, environment in (
             ("monitor_checks", 1, {}),
+            ("monitor_step_checks", 1, {}),
             ("path_checks", 1, {}),
             ("monitor_rank_checks", 2, {}),
             ("no_float64_checks", 1, {"SIMULATED_CUDA_NO_FLOAT64": "1"}),

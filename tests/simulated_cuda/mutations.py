@@ -17,12 +17,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulated_cuda.child import run_checks
+from simulated_cuda.child import names_of, run_checks
 from simulated_cuda.recorded_launches import driver_environment
 
 ROOT = Path(__file__).parents[2]
-MODULES = {1: "monitor_checks", 2: "monitor_rank_checks"}
-"""By number of ranks."""
+MODULES = {1: ("monitor_checks", "monitor_step_checks"), 2: ("monitor_rank_checks",)}
+"""By number of ranks; the names of checks differ."""
 COPIED = ("distmon", "csrc_triton", "tests")
 ENVIRONMENTS = {"no_float64_checks": {"SIMULATED_CUDA_NO_FLOAT64": "1"}}
 
@@ -39,7 +39,7 @@ class Mutation:
     after: str
     ranks: int = 1
     module: str = ""
-    """Module of the check, where it is not the one of MODULES."""
+    """Module of the check, where it is not one of MODULES."""
 
 
 MUTATIONS = (
@@ -314,7 +314,7 @@ def _try(mutation: Mutation, copy: Path) -> str:
     environment = {"PYTHONPATH": os.pathsep.join((str(copy), str(copy / "tests")))}
     if "::" in mutation.check:
         return _try_test(mutation.check, copy, environment)
-    module = mutation.module or MODULES[mutation.ranks]
+    module = mutation.module or _module_of(mutation)
     if module == "launch_checks":
         environment |= driver_environment(copy)
     environment |= ENVIRONMENTS.get(module, {})
@@ -322,6 +322,13 @@ def _try(mutation: Mutation, copy: Path) -> str:
     if not all(mutation.check in each for each in results):
         return "BROKEN"  # the check was not run
     return "caught" if any(each[mutation.check] for each in results) else "MISSED"
+
+
+def _module_of(mutation: Mutation) -> str:
+    for module in MODULES[mutation.ranks]:
+        if mutation.check in names_of(f"simulated_cuda.{module}"):
+            return module
+    raise LookupError(f"there is no check {mutation.check}")
 
 
 def _try_test(test: str, copy: Path, environment: dict[str, str]) -> str:

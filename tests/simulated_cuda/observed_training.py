@@ -96,3 +96,8 @@ def comparable(run: Any) -> list[Any]:
         )
         for record in run.records
     ]
+
+
+def equal(found: Any, expected: Any) -> None:
+    """Assert that both are printed alike: NaN equals itself as text."""
+    assert str(found) == str(expected), f"\n{found}\n{expected}"

@@ -11,7 +11,7 @@ from benchmarks.alarms.blind import tables as t
 from benchmarks.alarms.blind import techniques as q
 from benchmarks.alarms.blind import vision as v
 from benchmarks.alarms.cases import Case
-from benchmarks.alarms.faulty_cases import DIVERGES, LR, STARVED, fault_case, in_bf16
+from benchmarks.alarms.faulty.fault_case import DIVERGES, LR, STARVED, fault_case, in_bf16
 from benchmarks.alarms.kinds import faults as f
 from benchmarks.alarms.kinds.setup import Fault, Setup, warmup_cosine
 
