@@ -79,6 +79,9 @@ def two(folder: Path, alone: dict[str, Case], four: dict[str, Case]) -> dict[str
     for mode in ("fsdp", "fsdp1", "tp", "pp"):
         cases[f"nan in {mode}"] = case("7", f"--parallel={mode}", *NAN)
         cases[f"frozen in {mode}"] = case(f"frozen {mode}", f"--parallel={mode}", *FROZEN)
+    for mode in ("ddp", "fsdp1"):
+        middle = "--resume=frozen fsdp/step-000002.pt"
+        cases[f"{mode} after frozen"] = case(f"8 {mode}", f"--parallel={mode}", middle, *FROZEN)
     return run_cases(folder, 2, cases)
 
 
@@ -164,6 +167,14 @@ def test_frozen_shards_stay_and_have_no_state(
     initial = GPT(Shape(layers=4, width=32, heads=4, context=32)).state_dict()
     assert {name for name in initial if torch.equal(found["model"][name], initial[name])} == {UP}
     assert set(initial) - set(found["optimizer"]) == {UP}
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp1"])
+def test_a_parameter_without_state_is_resumed_without(
+    mode: str, folder: Path, two: dict[str, Case]
+) -> None:
+    assert two[f"{mode} after frozen"].code == 0
+    assert_same_state(folder, f"8 {mode}", "frozen fsdp")
 
 
 def test_desync_without_copies_is_refused(two: dict[str, Case]) -> None:
