@@ -50,10 +50,10 @@ def _most(record: Record, limits: Limits) -> Iterable[Finding]:
     median, limit = metric(record, "monitor/update_ratio_median"), limits["ratio"]
     c = record.params.columns
     matrices = c["update_ratio"][(c["ndim"] >= limits["min_ndim"]) & (c["requires_grad"] > 0)]
-    matrices = np.sort(matrices[np.isfinite(matrices)])
+    matrices = matrices[np.isfinite(matrices)]
     if median is not None and matrices.size:
         # A bias that crosses zero has any ratio; of two values the median would be half of it.
-        median = min(median, float(matrices[(matrices.size - 1) // 2]))
+        median = min(median, float(np.median(matrices)))
     if median is not None and median > (1 - MARGIN) * limit:
         yield Finding(
             key="median",

@@ -150,6 +150,17 @@ def test_first_steps_that_raise_the_loss_with_large_updates() -> None:
     assert _of("loss_spike", run(0.05, noisy)) == []
 
 
+@pytest.mark.parametrize(("half_ulp", "expected"), [(2**-9, [(30, "warning")]), (2**-25, [])])
+def test_updates_are_lost_to_the_precision_of_weights_not_to_a_tiny_learning_rate(
+    half_ulp: float, expected: list[tuple[int, str]]
+) -> None:
+    """In fp32 the advice to keep weights in fp32 would be wrong."""
+    bound = 10.0 * half_ulp  # HEALTHY has a weight norm of 10
+    lost = {"update_lost_fraction": 0.9, "update_lost_bound": bound, "update_norm": bound}
+    row = {**lost, "update_ratio": half_ulp}
+    assert _of("update_lost", [make_record(10 * i, {"w": row}) for i in (1, 2, 3)]) == expected
+
+
 def test_rules_without_their_rank_metric_are_named() -> None:
     engine = make_engine()
     alerts_of(engine, make_record(10, ranks={"mode_layers": np.zeros(2)}))
