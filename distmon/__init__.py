@@ -1,6 +1,8 @@
 """distmon: watches distributed PyTorch training from the inside."""
 
+import random
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,11 @@ __all__ = [
     "read_run",
     "rule",
 ]
+# rich draws a number when it is imported: a training that is seeded would get others after that.
+_drawn = random.getstate()
+import_module("rich.style")
+random.setstate(_drawn)
+
 __getattr__ = lazy_exports(
     __name__,
     {

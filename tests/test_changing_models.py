@@ -70,6 +70,33 @@ def test_assigned_weights_that_no_optimizer_owns_are_named(tmp_path: Path) -> No
     assert any(a["rule"] == "frozen" and "optimizer" in a["message"] for a in alerts)
 
 
+def test_parameters_that_a_functional_call_lends_to_a_module_are_read(tmp_path: Path) -> None:
+    """`distmon run` attaches in such a call, where the module has them."""
+    model = small_model()
+    trained = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(trained.values(), lr=1e-2)
+    monitors: list[Monitor] = []
+
+    def attach(module: nn.Module, _: object) -> None:
+        settings = quiet(tmp_path, sample_size="exact")
+        monitors.append(distmon.attach(module, optimizer, **settings))
+        hook.remove()
+
+    hook = model.register_forward_pre_hook(attach)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = torch.func.functional_call(model, trained, (batch(step),)).square().mean()
+        loss.backward()
+        optimizer.step()
+        monitors[0].step(loss=loss)
+    record = monitors[0].last_record
+    monitors[0].close()
+    assert record is not None
+    norms = [float(p.detach().double().norm()) for p in trained.values()]
+    assert record.params.columns["weight_norm"] == pytest.approx(norms, rel=1e-6)
+    assert (record.params.columns["update_ratio"] > 0).all()
+
+
 def _replace_head(model: nn.Module) -> None:
     model[2] = nn.Linear(32, 3)
 

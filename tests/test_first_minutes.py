@@ -6,6 +6,8 @@ import gc
 import io
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -178,3 +180,80 @@ def test_a_monitor_ends_with_its_model_but_not_with_a_list_made_for_it(tmp_path:
     assert parameter() is None
     assert [*distmon.read_run(tmp_path / "gone").losses] == [1, 2], "delivered"
     kept.close()
+
+
+MODEL_IN_A_FUNCTION = """
+import time, torch, distmon
+from distmon.runtime import run_end
+
+close_worker = run_end.RunEnd.close_worker
+
+def close_slowly(self):
+    time.sleep(1)
+    close_worker(self)
+
+run_end.RunEnd.close_worker = close_slowly
+
+def main():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = distmon.attach(model, optimizer, interval=2, first_observation=2)
+    for _ in range(4):
+        loss = model(torch.ones(2, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss=loss)
+
+main()
+"""
+
+
+def test_a_process_does_not_end_while_the_monitor_of_a_model_that_is_gone_closes(
+    tmp_path: Path,
+) -> None:
+    """The model of a script goes when its main function returns, just before the process ends."""
+    printed = _printed_by(MODEL_IN_A_FUNCTION, tmp_path)
+    assert "step:4" in printed
+    assert "distmon: 2 records" in printed, "the summary"
+
+
+DRAWN_NUMBERS = """
+import random, numpy, torch
+
+random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
+before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+import distmon
+
+model = torch.nn.Linear(4, 1).requires_grad_()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(0)
+with distmon.attach(model, optimizer, interval=1) as monitor:
+    for _ in range(4):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        monitor.step()
+after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+print([x == y for x, y in zip(before, after)])
+"""
+
+
+def test_the_random_numbers_of_a_training_are_its_own(tmp_path: Path) -> None:
+    assert "[True, True, True]" in _printed_by(DRAWN_NUMBERS, tmp_path)
+
+
+def _printed_by(source: str, folder: Path) -> str:
+    """Run a script in a process of its own; return what it printed."""
+    script = folder / "train.py"
+    script.write_text(source)
+    paths = [str(Path(distmon.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(":")]
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": ":".join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return done.stdout + done.stderr

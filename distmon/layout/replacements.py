@@ -50,7 +50,7 @@ class ParameterIdentities:
                 if _is_put_aside(shard, now):
                     sharded = _sharded_parameters(model) if sharded is None else sharded
                     now = sharded.get(id(now), shard.parameters[0])
-                if now is not shard.parameters[0]:
+                if now is not shard.parameters[0] and not _is_lent(shard.parameters[0], now):
                     found.append(_follow(i, shard, now, names.get(id(now))))
                     followed[i] = found[-1].shard
                     if followed[i].parameters:
@@ -107,6 +107,17 @@ def _parameter_at(model: nn.Module, path: str) -> torch.Tensor | None:
         return model.get_parameter(path)
     except AttributeError:
         return None
+
+
+def _is_lent(before: torch.Tensor, now: torch.Tensor | None) -> bool:
+    """Return whether a parameter that is not in its module is still the one that is trained.
+
+    `torch.func.functional_call` puts others in place of those of the module, for one call, and they
+    get the gradients.
+    """
+    if now is None or not now.requires_grad:
+        return False
+    return now.grad is None and before.grad is not None
 
 
 def _is_put_aside(shard: Shard, now: torch.Tensor | None) -> bool:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SPARSE: Final = 0.5
 """Share of zeros from which on a gradient is that of a table of which a step touches few rows."""
+BIN_ERROR: Final = 0.25
+"""How far a value may be from the middle of its bin, relative to it."""
 
 
 def update_error_floor(
@@ -36,7 +38,8 @@ def update_error_floor(
     NaN, unknown, where the parameter has a gradient but none of the elements whose update was
     sampled has one and moved: what they show is weight decay and momentum. Where the gradient is
     sparse, what a count of so few moved elements leaves open; and where an update is as large as
-    its gradient is, as in SGD, how far the same sample is from the norm of the gradient.
+    its gradient is, as in SGD, how far the same sample is from the norm of the gradient, if it is
+    sparse or that is more than bins can be off.
     """
     sums, update, grad = reduced.sums, sampling.tables["u"], estimates["g"]
     finite = sums[:, SUM["g_count"]] - sums[:, SUM["g_nan"]] - sums[:, SUM["g_inf"]]
@@ -50,16 +53,19 @@ def update_error_floor(
         by_count = student_factor(DEGREES) / 2 * np.sqrt(update.unseen / moved)
     floor = np.where(rows & (graded > 0), np.where(moved > 0, by_count, np.nan), floor)
     # With the weights in full, so are the bins: they do not show the sample of the update.
-    rows &= sampling.tables["w"].unseen > 0
+    compared = elementwise & ~missed & (sampling.tables["w"].unseen > 0) & (finite > zeros)
     adaptive = reduced.ranks.get("adaptive", np.ones(1))
-    if reduced.bins is None or not (adaptive == 0).any() or not rows.any():
+    if reduced.bins is None or not (adaptive == 0).any() or not compared.any():
         return floor
-    scale = update.expansion[rows] / grad.copies[rows]
-    seen = _square_of_bins(reduced, rows) * scale
+    scale = update.expansion[compared] / grad.copies[compared]
+    seen = _square_of_bins(reduced, compared) * scale
     with np.errstate(divide="ignore", invalid="ignore"):
-        distance = np.abs(np.sqrt(grad.square[rows] / seen) - 1)
+        distance = np.abs(np.sqrt(grad.square[compared] / seen) - 1)
     distance = np.where(np.isfinite(distance), distance, np.nan)
-    floor[rows] = np.maximum(floor[rows], distance)  # NaN where either is
+    # A gradient that is not sparse may lie in few elements, too, as that of the bias of a head
+    # over a vocabulary; up to there the bins alone may be the reason.
+    distance = np.where(rows[compared] | ~(distance <= BIN_ERROR), distance, 0.0)
+    floor[compared] = np.maximum(floor[compared], distance)  # NaN where either is
     return floor
 
 

@@ -92,7 +92,8 @@ def _from_the_start(record: Record, limits: Limits) -> Finding | None:
         return None
     first, later = losses[0], statistics.median(losses[1:])
     rise = (later - first) / abs(first) if first else 0.0
-    if rise <= limits["first_rise"]:
+    # Where one of them is below the first, batches may differ by as much as the rise.
+    if rise <= limits["first_rise"] or min(losses[1:]) <= first:
         return None
     return Finding(
         key="start",

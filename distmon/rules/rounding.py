@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
 from distmon.record.record import Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
 from distmon.rules.lr_schedule import lr_phase
+
+FULL_PRECISION: Final = 1e-6
+"""Half units in the last place, of the weight: 6e-8 at most in fp32, 2e-4 or more in fp16."""
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -21,6 +25,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         lost &= (c["requires_grad"] > 0) & ~(c["lr"] == 0) & (c["update_ratio"] > 0)
         # What rounding can have taken has to matter beside what was applied.
         lost &= c["update_lost_bound"] > limits["bound"] * c["update_norm"]
+        # In fp32 such updates are too small by themselves: `not_learning` and others say so.
+        lost &= c["update_lost_bound"] > FULL_PRECISION * c["weight_norm"]
     rows = np.flatnonzero(lost)
     for i in rows[np.argsort(-c["update_lost_fraction"][rows], kind="stable")]:
         name = record.params.names[i]

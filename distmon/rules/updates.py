@@ -17,7 +17,7 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     """Find parameters with a large update ratio; an info while the loss comes down all the same."""
     if record.step <= limits["after_step"]:
         # Weights that start at zero have large ratios at first, but most do not start at zero.
-        yield from _most(record, limits["ratio"])
+        yield from _most(record, limits)
         return
     c = record.params.columns
     ratio, limit = c["update_ratio"], limits["ratio"]
@@ -45,9 +45,15 @@ def _learns(record: Record) -> bool:
     return record.history.has_fallen and not lost_progress(record)
 
 
-def _most(record: Record, limit: float) -> Iterable[Finding]:
-    """Yield one finding when at least half of all parameters have a large ratio."""
-    median = metric(record, "monitor/update_ratio_median")
+def _most(record: Record, limits: Limits) -> Iterable[Finding]:
+    """Yield one finding when at least half of all parameters, and of the matrices, have one."""
+    median, limit = metric(record, "monitor/update_ratio_median"), limits["ratio"]
+    c = record.params.columns
+    matrices = c["update_ratio"][(c["ndim"] >= limits["min_ndim"]) & (c["requires_grad"] > 0)]
+    matrices = matrices[np.isfinite(matrices)]
+    if median is not None and matrices.size:
+        # A bias that crosses zero has any ratio; of two values the median would be half of it.
+        median = min(median, float(np.median(matrices)))
     if median is not None and median > (1 - MARGIN) * limit:
         yield Finding(
             key="median",

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 
 from torch import nn
 
@@ -114,7 +115,10 @@ class Lifetime:
             orphan = reference()
             if orphan is not None and not orphan.closed and calls.any:
                 # On a thread: the garbage collector may run this inside of anything, even a lock.
-                threading.Thread(target=orphan.close, name="distmon-close", daemon=True).start()
+                # Not a daemon: the model of a script goes when its main function returns, and a
+                # process that ends meanwhile loses what is being delivered, or never ends.
+                with suppress(RuntimeError):  # no thread starts at exit; `atexit` closes
+                    threading.Thread(target=orphan.close, name="distmon-close").start()
 
         for model in models:
             mark = model.__dict__.get(OWNER)

@@ -79,9 +79,19 @@ def weight_samples(
     tall = {i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole}
     in_tables = sum(samples[i].numel for i in tables)
     mostly_tables = 2 * in_tables > sum(sample.numel for sample in samples)
+    most_points = TABLE_POINTS if mostly_tables else FREE_POINTS
+    # Of the bias of a head over a vocabulary as few elements move far as rows of the head do, and
+    # it is small beside the head.
+    vectors = {i for i in tall if len(shapes[i]) == 1}
+    if 2 * sum(samples[i].numel for i in vectors) <= most_points:
+        samples = [
+            whole_sample(names[i], sample.numel, seed) if i in vectors else sample
+            for i, sample in enumerate(samples)
+        ]
+        tall -= vectors
     used = int(SampleNumbers.of(samples).count.sum())
     room = 3 * sample_size * len(samples) // 2 - used
-    free = max(0, (TABLE_POINTS if mostly_tables else FREE_POINTS) - used)
+    free = max(0, most_points - used)
     order = sorted(tables | tall, key=lambda i: (shapes[i][0], names[i]))
     matrices = sum(len(shapes[i]) > 1 for i in order)  # a vector has no rows that a step looks up
     for left, i in zip(range(len(order), 0, -1), order, strict=True):

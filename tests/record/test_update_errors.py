@@ -86,6 +86,29 @@ def test_an_update_by_sgd_is_covered_where_one_row_dominates(tmp_path: Path, see
     assert abs(row["update_norm"] - true) <= 2 * row["update_norm_stderr"]
 
 
+def test_an_update_by_sgd_is_covered_where_few_elements_of_a_full_gradient_dominate(
+    tmp_path: Path,
+) -> None:
+    """The bias of a head over a vocabulary: every word has a gradient, that of the batch's a large
+    one. A sample without them varies little."""
+    model = nn.Module()
+    model.bias = nn.Parameter(torch.ones(1_000_000))
+    slope = torch.full((1_000_000,), 1e-3)
+    slope[::200_000] = 1.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model.bias * slope).sum().backward()
+            optimizer.step()
+            monitor.step()
+        record = monitor.last_record
+    assert record is not None
+    row, true = record.params.row("bias"), 0.1 * float(slope.double().norm())
+    assert row["update_norm"] < true / 2
+    assert abs(row["update_norm"] - true) <= 2 * row["update_norm_stderr"]
+
+
 def _lossy_update(rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return update and gradient of a table in bf16: few elements of the rows that move change.
 

@@ -138,13 +138,27 @@ def test_a_table_that_starts_near_zero_does_not_explode() -> None:
 
 
 def test_first_steps_that_raise_the_loss_with_large_updates() -> None:
-    def run(ratio: float) -> list[Record]:
-        losses = dict(enumerate([4.0, 4.3, 17.0, 6.3, 5.9, 5.3, 4.3, 4.2, 4.5, 5.2], 1))
-        metrics = {"monitor/update_ratio_median": ratio, "train/lr": 0.3}
-        return [make_record(10, losses=losses, metrics=metrics)]
+    rising = [4.0, 4.3, 17.0, 6.3, 5.9, 5.3, 4.3, 4.2, 4.5, 5.2]
+    noisy = [4.0, 5.3, 7.0, 3.1, 5.9, 5.3, 2.3, 6.2, 4.5, 5.2]  # small batches
 
-    assert _of("loss_spike", run(0.05)) == [(10, "warning")]
-    assert _of("loss_spike", run(0.005)) == []
+    def run(ratio: float, losses: list[float]) -> list[Record]:
+        metrics = {"monitor/update_ratio_median": ratio, "train/lr": 0.3}
+        return [make_record(10, losses=dict(enumerate(losses, 1)), metrics=metrics)]
+
+    assert _of("loss_spike", run(0.05, rising)) == [(10, "warning")]
+    assert _of("loss_spike", run(0.005, rising)) == []
+    assert _of("loss_spike", run(0.05, noisy)) == []
+
+
+@pytest.mark.parametrize(("half_ulp", "expected"), [(2**-9, [(30, "warning")]), (2**-25, [])])
+def test_updates_are_lost_to_the_precision_of_weights_not_to_a_tiny_learning_rate(
+    half_ulp: float, expected: list[tuple[int, str]]
+) -> None:
+    """In fp32 the advice to keep weights in fp32 would be wrong."""
+    bound = 10.0 * half_ulp  # HEALTHY has a weight norm of 10
+    lost = {"update_lost_fraction": 0.9, "update_lost_bound": bound, "update_norm": bound}
+    row = {**lost, "update_ratio": half_ulp}
+    assert _of("update_lost", [make_record(10 * i, {"w": row}) for i in (1, 2, 3)]) == expected
 
 
 def test_rules_without_their_rank_metric_are_named() -> None:

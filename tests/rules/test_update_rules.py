@@ -71,6 +71,15 @@ def test_the_first_steps_use_the_median() -> None:
     assert "half of the parameters by 3.0e-01" in alerts[0].message
 
 
+def test_a_bias_near_zero_is_not_half_of_a_model() -> None:
+    """The median of a weight at 0.1 and of a bias that crosses zero, at 110, would be 55."""
+    engine = make_engine()
+    table = {"weight": {"update_ratio": 0.1}, "bias": {"update_ratio": 110.0, "ndim": 1.0}}
+    for step in (10, 20, 30):
+        metrics = {"monitor/update_ratio_median": 55.05}
+        assert alerts_of(engine, make_record(step, table, metrics=metrics)) == []
+
+
 def test_advice_names_group_learning_rate_and_clip() -> None:
     engine = make_engine(update_ratio_high={"patience": 1}, grad_norm_high={"enabled": False})
     metrics = {"train/lr": 1e-3, "monitor/grad_norm": 2.0, "train/unclipped_grad_norm": 9.0}

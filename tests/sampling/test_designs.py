@@ -13,6 +13,7 @@ from distmon.reduce.reduced import Reduced
 from distmon.sampling.designs import (
     MOST_RUNS,
     RUNS_ELSEWHERE,
+    TABLE_POINTS,
     WHOLE_UP_TO,
     gradient_samples,
     weight_samples,
@@ -204,3 +205,19 @@ def test_short_rows_are_read_whole_as_far_as_a_long_vector_is() -> None:
     shapes = [(100_000, 32), (100_000, 33), (2_000_000, 32), (MOST_RUNS * 8,)]
     short, longer, many, vector = gradient_samples(["a", "b", "c", "d"], shapes, 0)
     assert [s.whole for s in (short, vector, longer, many)] == [True, True, False, False]
+
+
+def test_the_bias_of_a_head_over_a_vocabulary_is_sampled_whole() -> None:
+    """Few of its elements move far, as few rows of the head do; a sample of 1024 missed them."""
+    names, shapes = ["tokens", "head", "bias"], [(100_000, 32), (100_000, 32), (100_000,)]
+    tokens, head, bias = weight_samples(names, shapes, 1024, 0)
+    assert bias.whole
+    assert min(tokens.count, head.count) > 4 * 100_000
+    assert tokens.count + head.count + bias.count <= TABLE_POINTS + 3 * 1024
+
+
+def test_many_long_vectors_do_not_take_what_tables_need() -> None:
+    names = [f"p{i}" for i in range(41)]
+    samples = weight_samples(names, [(16_384,)] * 40 + [(50_000, 1024)], 1024, 0)
+    assert samples[-1].count >= 50_000
+    assert {sample.count for sample in samples[:-1]} == {1536}
