@@ -9,8 +9,11 @@ from distmon.config.mistakes import explain, suggest
 from distmon.config.sections import (
     SINKS,
     ActionsConfig,
+    GradientGainConfig,
     InsideConfig,
+    LossConfig,
     MfuConfig,
+    ModelConfig,
     NotifyConfig,
     PrometheusConfig,
     RuleConfig,
@@ -22,8 +25,11 @@ from distmon.config.settings import MonitorConfig
 __all__ = [
     "SINKS",
     "ActionsConfig",
+    "GradientGainConfig",
     "InsideConfig",
+    "LossConfig",
     "MfuConfig",
+    "ModelConfig",
     "MonitorConfig",
     "NotifyConfig",
     "PrometheusConfig",
