@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -31,6 +32,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "LONGEST_RETRY_S", 0.05)
 
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
 def opened(tmp_path: Path) -> RunFolder:
     folder = open_run(tmp_path / "run", False, DESCRIBED, tmp_path / "spool")
     folder.begin_attempt(resumed_from=0, world_size=1)
@@ -51,8 +55,12 @@ def make_unusable(folder: RunFolder) -> None:
 
 
 def make_usable(folder: RunFolder) -> None:
-    folder.path.unlink()
-    folder.path.with_name("away").rename(folder.path)
+    # At once: a sink that tries again in between would make a folder of its own there.
+    away = folder.path.with_name("away")
+    exchange = ctypes.CDLL(None, use_errno=True).renameat2
+    if exchange(AT_FDCWD, bytes(folder.path), AT_FDCWD, bytes(away), RENAME_EXCHANGE) != 0:
+        raise OSError(ctypes.get_errno(), "cannot exchange the folders")
+    away.unlink()
 
 
 def steps(path: Path) -> tuple[list[int], list[int], list[int]]:
