@@ -81,8 +81,8 @@ class TokensAndPairs(nn.Embedding):
         self.narrow = table(1031, WIDTH - 36)
         # g: a run in every 8 columns, in 8 of the 11 rows; u: 128 runs.
         self.wide = table(11, 4101)
-        # g: in full; u: single elements.
-        self.long = table(20_011)
+        # g: in full; u: a single one of the 6 elements in every row.
+        self.short_rows = table(4099, 2, 3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         pairs = tokens + VOCABULARY * tokens.roll(1, -1)
@@ -90,7 +90,7 @@ class TokensAndPairs(nn.Embedding):
             functional.embedding(pairs % len(table), table)
             for table in (self.tall, self.narrow, self.wide.T)
         ]
-        scale = 1 + self.long[pairs % len(self.long)]
+        scale = 1 + self.short_rows[pairs % len(self.short_rows)].sum((-2, -1))
         both = torch.cat(found[:2], -1) * scale[..., None]
         added = functional.pad(found[2], (0, WIDTH - len(self.wide)))
         return super().forward(tokens) + both + added
