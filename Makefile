@@ -51,7 +51,7 @@ chromium:
 	    echo "no Chromium here, and none could be installed: the tests of the pages are skipped"
 
 test: lint chromium $(NATIVE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 picture: $(STAMP) chromium
 	test -d $(RUN) || $(MAKE) demo
