@@ -1,8 +1,7 @@
 """How the suite is run: one thread per process, and the files that take longest first.
 
 Three workers share two cores, since tests wait for processes a third of the time. Each takes one
-file after another: a long file that begins last
-would leave one of them idle.
+file after another: a long file that begins last would leave the others idle.
 """
 
 from __future__ import annotations
