@@ -27,7 +27,7 @@ def faults() -> Iterator[Fault]:
 
 def _in_the_middle() -> Iterator[Fault]:
     ways: dict[str, Act] = {
-        "deleted": lambda s: shutil.rmtree(s.run),
+        "deleted": _removed,
         "renamed": lambda s: s.run.rename(s.folder / "elsewhere"),
         "replaced by a file": _replaced(lambda run: run.touch()),
         "replaced by a link": _replaced(lambda run: run.symlink_to("nowhere")),
@@ -139,9 +139,16 @@ def _before() -> Iterator[Fault]:
     yield Fault("disk", "the directory for temporary files is gone", before=_no_temporary)
 
 
+def _removed(scene: Scene) -> None:
+    """Remove the run folder; renamed first, or the writer adds files while it is emptied."""
+    going = scene.folder / "removed"
+    scene.run.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
+
+
 def _replaced(make: Callable[[Path], None]) -> Act:
     def act(scene: Scene) -> None:
-        shutil.rmtree(scene.run)
+        _removed(scene)
         make(scene.run)
 
     return act

@@ -75,6 +75,7 @@ def main() -> int:
         same = [_common(a, b) for a, b in zip(bare["ranks"], monitored["ranks"], strict=True)]
         harmed |= not all(same) or monitored["longest_s"] > bare["longest_s"] + 5
         harmed |= not ends and bool(monitored["error"]) and not bare["error"]
+        harmed |= not monitored["records"].isdecimal()
         print(
             f"| {scenario.name}, {given.hosts} hosts | {'yes' if all(same) else 'NO'} "
             f"| {bare['longest_s']:.2f} s / {monitored['longest_s']:.2f} s "
@@ -155,14 +156,15 @@ def _results(folder: Path, count: int, output: list[str]) -> dict[str, Any]:
                 losses |= found["losses"]
         ranks.append({**found, "losses": losses})
     silent = [text[-300:] for rank, text in zip(ranks, output, strict=True) if not rank["losses"]]
-    records, alerts = 0, ""
+    records, alerts = "-", ""
     try:
         run = read_run(folder / "run")
-        records = len(run.records)
+        records = str(len(run.records))
         named = [a for a in run.alerts if "host" in a["message"] and a["severity"] != "info"]
         alerts = "; ".join(sorted({f"{a['rule']} of {_host(a['message'])}" for a in named}))
-    except DistmonError:
-        pass
+    except DistmonError as error:
+        if (folder / "run").exists():  # without the monitor there is none
+            records = f"unreadable: {error}"
     return {
         "ranks": [rank["losses"] for rank in ranks],
         "longest_s": max(rank["longest_s"] for rank in ranks),

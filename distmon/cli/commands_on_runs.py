@@ -10,6 +10,13 @@ import typer
 from distmon.cli.command_console import command_console
 from distmon.untrusted.terminal import terminal
 
+ColumnNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map", help="metric=column: a column of another tool's log, such as loss=my_loss."
+    ),
+]
+
 
 def show(
     run: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
@@ -107,12 +114,7 @@ def compare(
             "by more than noise. Repeatable."
         ),
     ] = None,
-    map_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map", help="metric=column: a column of another tool's log, such as loss=my_loss."
-        ),
-    ] = None,
+    map_: ColumnNames = None,
 ) -> None:
     """Compare runs with the first one: what differs, what is better or worse, and where.
 
@@ -148,12 +150,7 @@ def replay(
         list[str] | None,
         typer.Option(help="rule.threshold=a,b,c: count the alerts for each value. Repeatable."),
     ] = None,
-    map_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map", help="metric=column: a column of another tool's log, such as loss=my_loss."
-        ),
-    ] = None,
+    map_: ColumnNames = None,
     interval: Annotated[
         int | None,
         typer.Option(min=1, help="Steps per observation in another tool's log."),

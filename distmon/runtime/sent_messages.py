@@ -167,7 +167,9 @@ class SentMessages:
         with self.changed:
             for number in self.mailbox.unreceived():
                 kind = self.unconfirmed.pop(number, None)
+                self.observations -= isinstance(kind, int)
                 self._note_loss(kind, "it was behind when the run ended")
+            self.changed.notify_all()
 
     def _note_loss(self, kind: object, why: str) -> None:
         """List what was sent to a writer, or should have been, and is lost."""

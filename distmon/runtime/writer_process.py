@@ -156,6 +156,7 @@ class WriterProcess:
         self._side.close()
         self.supervisor.finish_printing()
         self.messages.list_unreceived()
+        self.messages.set_absent(True)  # no answer is read any more
         self._gaps.end(last)
         self.supervisor.release()
         self.supervisor.assignment.folder.release()

@@ -73,6 +73,24 @@ def test_what_a_late_writer_has_not_written_is_named_until_it_is_written(
     assert COMPLETE in shown(tmp_path)
 
 
+def test_after_close_nothing_waits_for_a_stopped_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer, monitor = stopped_at(tmp_path, 2, monkeypatch)
+    pid = monitor.cycle.worker.process.pid
+    observe(model, optimizer, monitor, 5)
+    monitor.close()
+    monkeypatch.undo()  # waits are as long as in a run
+    waits: list[float | None] = []
+    monkeypatch.setattr(
+        monitor.cycle.worker.messages.changed, "wait", lambda seconds=None: waits.append(seconds)
+    )
+    assert monitor.last_record is None or monitor.last_record.step <= 7
+    assert not waits
+    os.kill(pid, signal.SIGCONT)
+    assert written(tmp_path / "run", 7) == [*range(1, 8)]
+
+
 def test_what_the_pipe_has_no_room_for_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
