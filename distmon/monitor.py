@@ -192,7 +192,7 @@ class Monitor(SettledParts):
         One of data, forward, backward, communication, optimizer, other. Without it hooks attribute
         time: on model and optimizer, and on every `DataLoader` for data. The rest is `other`.
         """
-        return self.faults.guard("phase", lambda: self.telemetry.phases.named(name)) or (
+        return self.faults.guard("phase", lambda: self.parts.telemetry.phases.named(name)) or (
             nullcontext()
         )
 

@@ -35,7 +35,7 @@ SCENARIOS = (
     Scenario("good network"),
     Scenario("20 ms delay each way", steps=20, delay_ms=20),
     Scenario("1% of frames lost", steps=20, loss=0.01),
-    Scenario("cut for 3 s", steps=150, cut_after_s=4, cut_s=3),
+    Scenario("cut for 3 s", steps=400, cut_after_s=4, cut_s=3),
     Scenario(
         "cut for good",
         steps=2000,

@@ -31,6 +31,7 @@ class Hosts:
         self.count = count
         self._prefix = f"dm{os.getpid() % 10_000}"
         self._cut_file = folder / "cut"
+        self._names = folder / "hosts"
         self._delay_ms, self._loss = delay_ms, loss
         self._switch: subprocess.Popen[bytes] | None = None
 
@@ -54,7 +55,8 @@ class Hosts:
         self, host: int, arguments: list[str], environ: dict[str, str]
     ) -> subprocess.Popen[str]:
         """Start a Python program on a host."""
-        named = f'hostname host{host} && exec "$@"'
+        # A mount of this program only: `ip netns exec` gives it mounts of its own.
+        named = f'mount --bind "{self._names}" /etc/hosts && hostname host{host} && exec "$@"'
         inside = ["unshare", "--uts", "sh", "-c", named, "sh", sys.executable, *arguments]
         return subprocess.Popen(
             ["ip", "netns", "exec", self._host(host), *inside],
@@ -76,6 +78,9 @@ class Hosts:
         return f"{self._prefix}h{host}"
 
     def _create(self) -> None:
+        lines = ["127.0.0.1 localhost"]
+        lines += [f"{self.address(host)} host{host}" for host in range(self.count)]
+        self._names.write_text("\n".join([*lines, ""]))
         switch = f"{self._prefix}s"
         _ip("netns", "add", switch)
         ends = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -76,17 +77,21 @@ def main() -> None:
     except RuntimeError as failed:  # of the training's own collective
         longest = max(longest, time.monotonic() - begin)
         error = str(failed).splitlines()[0]
+    closing = time.monotonic()
     if monitor is not None:
         monitor.close()
     result = {
         "losses": losses,
         "longest_s": longest,
+        "close_s": time.monotonic() - closing,
         "error": error,
         "first": first,
         "world": world,
     }
     name = f"rank{rank}.json" if not first else f"rank{rank}.restarted.json"
     (FOLDER / name).write_text(json.dumps(result))
+    if error:  # torchrun restarts ranks that fail, not those that end
+        sys.exit(1)
 
 
 if __name__ == "__main__":

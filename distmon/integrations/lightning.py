@@ -113,7 +113,7 @@ class DistmonCallback(_callback_class()):  # type: ignore[misc]
 
     def _enter(self, phase: str) -> None:
         if self.monitor is not None:
-            self.monitor.telemetry.phases.enter(phase)
+            self.monitor.parts.telemetry.phases.enter(phase)
 
     def _close(self) -> None:
         if self.monitor is not None:

@@ -126,6 +126,7 @@ struct IdleLane {
   bool open;
   bool expects_optimizer;  // a step without one was skipped
   bool in_phases;          // the phases of the steps are measured
+  bool in_named;           // in a phase that the trainer has named: hooks begin none
   int phase;               // the current one
   int optimizer_phase, other_phase;
   int64_t completed, stride, limit, optimizers, most_losses;
@@ -161,6 +162,11 @@ bool begin_phase(IdleLane& lane, int phase) {
   return true;
 }
 
+// As `begin_phase`, for a hook.
+bool begin_hook_phase(IdleLane& lane, int phase) {
+  return lane.in_named ? lane.open : begin_phase(lane, phase);
+}
+
 PyObject* found_inf_name = nullptr;  // set at the first use
 
 // Whether a GradScaler may have told the optimizer to skip its step, as an attribute.
@@ -180,7 +186,7 @@ bool may_be_skipped(PyObject* optimizer) {
 PyObject* before_step(
     PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   IdleLane& lane = lane_of(self);
-  if (names == nullptr && begin_phase(lane, lane.optimizer_phase)) {
+  if (names == nullptr && begin_hook_phase(lane, lane.optimizer_phase)) {
     Py_RETURN_NONE;
   }
   // A hook gets the arguments of the step, too.
@@ -191,7 +197,7 @@ PyObject* after_step(PyObject* self, PyObject* const* values, Py_ssize_t count, 
   IdleLane& lane = lane_of(self);
   PyObject* const optimizer = count > 0 ? values[0] : Py_None;
   if (lane.open && names == nullptr && lane.pending->stepped < lane.optimizers &&
-      !may_be_skipped(optimizer) && begin_phase(lane, lane.other_phase)) {
+      !may_be_skipped(optimizer) && begin_hook_phase(lane, lane.other_phase)) {
     ++lane.pending->stepped;
     lane.pending->touched = true;
     Py_RETURN_NONE;
@@ -390,6 +396,11 @@ PyObject* mark(PyObject* self, PyObject* phase) {
   });
 }
 
+PyObject* set_named(PyObject* self, PyObject* named) {
+  lane_of(self).in_named = named == Py_True;
+  Py_RETURN_NONE;
+}
+
 // -1 when Python knows it.
 PyObject* phase(PyObject* self, PyObject*) {
   const IdleLane& lane = lane_of(self);
@@ -427,6 +438,7 @@ PyMethodDef methods[] = {
     {"open_until", open_until, METH_VARARGS,
      "open_until(completed, stride, limit, expects_optimizer, in_phases): count coming steps."},
     {"mark", mark, METH_O, "mark(phase) -> bool: whether the phase begins here."},
+    {"set_named", set_named, METH_O, "set_named(named): whether hooks begin no phase."},
     {"phase", phase, METH_NOARGS, "The current phase; -1 when steps are not counted here."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -472,7 +484,7 @@ PyObject* new_lane(PyObject* arguments) {
     lane->fallback = Py_NewRef(fallback);
     lane->lr = nullptr;
     lane->pending = pending.release();
-    lane->open = lane->expects_optimizer = lane->in_phases = false;
+    lane->open = lane->expects_optimizer = lane->in_phases = lane->in_named = false;
     lane->phase = lane->other_phase = other_phase;
     lane->optimizer_phase = optimizer_phase;
     lane->completed = lane->limit = 0;

@@ -118,6 +118,10 @@ class IdleLane(Protocol):
         """Begin a phase; False when the steps are not counted here."""
         ...
 
+    def set_named(self, named: bool) -> None:
+        """Set whether the trainer has named the current phase: hooks begin none until it ends."""
+        ...
+
     def phase(self) -> int:
         """Return the current phase; -1 when steps are not counted here, or without phases."""
         ...

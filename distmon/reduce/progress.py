@@ -6,6 +6,7 @@ then blocks for as long as the job's timeout: so a daemon thread asks, and train
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import torch.distributed as dist
 
 PATIENCE_S: Final = 5.0
 """How long other ranks may take to publish their steps."""
+HURRY_S: Final = 1.0
+"""The same where the process ends meanwhile: a launcher may wait for that to restart all ranks."""
 SMALL_WORLD: Final = 16
 """Up to this many ranks each of them asks for the others; above, rank 0 alone. The store is one
 process, and all ranks fail at once: with 4096 of them it would get 16 million requests a round."""
@@ -53,6 +56,7 @@ class Progress:
         c10d: Any = dist.distributed_c10d
         self._rank = rank
         self._size = size
+        self._deadline = math.inf
         self._store = c10d.PrefixStore(f"distmon/{name}", c10d._get_default_store())
 
     def describe(self, step: int, then: Callable[[str], None]) -> threading.Thread:
@@ -75,6 +79,10 @@ class Progress:
         thread.start()
         return thread
 
+    def hurry(self) -> None:
+        """Let `describe` wait for other ranks for a moment only: the process is about to end."""
+        self._deadline = min(self._deadline, time.monotonic() + HURRY_S)
+
     def publish(self, step: int) -> None:
         """Publish that this rank has ended at `step`, without waiting for the store."""
 
@@ -95,13 +103,13 @@ class Progress:
 
     def _collect(self, steps: dict[int, int]) -> None:
         """Add the steps of the ranks that publish theirs in time."""
-        deadline = time.monotonic() + PATIENCE_S
+        self._deadline = min(self._deadline, time.monotonic() + PATIENCE_S)
         pause = min(1.0, max(0.05, self._size / 4000))
         while True:
             missing = [rank for rank in range(self._size) if rank not in steps]
             for rank in self._published(missing):
                 steps[rank] = int(self._store.get(str(rank)))
-            if len(steps) == self._size or time.monotonic() >= deadline:
+            if len(steps) == self._size or time.monotonic() >= self._deadline:
                 return
             time.sleep(pause)
 

@@ -124,7 +124,9 @@ class RunEnd:
 
     def join(self, seconds: float) -> None:
         """Wait until it is recorded why observing ended, if it did; at most `seconds`."""
-        if self._asking is not None:
+        progress = self._observer.ranks.progress
+        if self._asking is not None and progress is not None:
+            progress.hurry()
             self._asking.join(seconds)
 
     def close_worker(self) -> None:

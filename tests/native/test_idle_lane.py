@@ -14,6 +14,7 @@ from torch import nn
 import distmon
 from distmon import Monitor
 from distmon.collect.telemetry import model_hooks
+from distmon.metrics import PHASES
 from distmon.native import NativeModule
 from distmon.runtime.idle_lane import CompiledLane, PythonLane
 from distmon.runtime.step_completion import StepCompletion
@@ -106,7 +107,8 @@ def test_idle_steps_call_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Monitor, name, counted)
     model, optimizer, monitor = attach(tmp_path, interval=100, first_observation=100)
     for step in range(1, 61):
-        optimizer.zero_grad()
+        with monitor.phase("data"):
+            optimizer.zero_grad()
         loss = model(torch.ones(2, 6)).square().mean()
         loss.backward()
         monitor.check(grad_norm=1.0)
@@ -120,6 +122,30 @@ def test_idle_steps_call_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert monitor.schedule.completed == 60
     steps, _, _ = monitor.cycle.observer.losses.take()
     assert steps[-60:] == [*range(1, 61)]
+    monitor.close()
+
+
+@pytest.mark.usefixtures("native")
+def test_hooks_begin_no_phase_in_one_that_the_trainer_has_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    own = Monitor.step
+    monkeypatch.setattr(
+        Monitor, "step", lambda self, **given: (steps.append(given["step"]), own(self, **given))
+    )
+    model, optimizer, monitor = attach(tmp_path)
+    for step in range(1, INTERVAL + 1):
+        with monitor.phase("data"):
+            optimizer.zero_grad()
+            model(torch.ones(2, 6)).square().mean().backward()
+            optimizer.step()
+        monitor.step(step=step)
+    record = monitor.last_record
+    assert record is not None
+    phases = {name: record.ranks[f"{name}_seconds"][0] for name in PHASES}
+    assert {name for name, seconds in phases.items() if seconds > 0} == {"data", "other"}
+    assert len(steps) < 10  # the others were counted by the lane, phases and all
     monitor.close()
 
 

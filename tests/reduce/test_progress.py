@@ -76,3 +76,15 @@ def test_in_a_large_world_the_others_only_publish(describe: Describe) -> None:
     said, store = describe(5, 4096, {0: 7})
     assert said == "rank 5 at step 7; rank 0 lists the others"
     assert store.checks == store.gets == 0
+
+
+@pytest.mark.usefixtures("describe")
+def test_a_process_that_ends_waits_for_others_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+    progress, said = Progress("test", 0, 2), list[str]()
+    asking = progress.describe(7, said.append)
+    progress.hurry()
+    asking.join(60)
+    assert said == ["rank 0 at step 7; rank 1 did not respond"]

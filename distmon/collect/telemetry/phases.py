@@ -100,12 +100,8 @@ class PhaseClock:
 
     def enter(self, phase: str) -> None:
         """Begin a new phase; ignored inside `named`, and when it is the current one."""
-        if not self._active or self._named:
-            return
-        if self.lane is not None and self.lane.mark(PHASE_NUMBERS.get(phase, _OTHER)):
-            return
-        if phase != self._phase:
-            self._switch(phase, self._mark())
+        if self._active and not self._named:
+            self._begin(phase)
 
     def take_in(self, marks: Sequence[tuple[int, float]]) -> None:
         """Take in the phases of steps that the lane has counted, and the ends of these steps."""
@@ -122,15 +118,26 @@ class PhaseClock:
         if not self._active or self._named:
             yield
             return
-        before = self._phase
-        self._switch(phase if isinstance(phase, str) else "other", self._mark())
-        self._named = True
+        before = self.phase
+        self._begin(phase if isinstance(phase, str) else "other")
+        self._set_named(True)
         try:
             yield
         finally:
-            self._named = False
+            self._set_named(False)
             if self._active:
-                self._switch(before, self._mark())
+                self._begin(before)
+
+    def _set_named(self, named: bool) -> None:
+        self._named = named
+        if self.lane is not None:
+            self.lane.set_named(named)
+
+    def _begin(self, phase: str) -> None:
+        if self.lane is not None and self.lane.mark(PHASE_NUMBERS.get(phase, _OTHER)):
+            return
+        if phase != self._phase:
+            self._switch(phase, self._mark())
 
     def step_done(self, coming: int, observed: int) -> None:
         """End a step; `coming` is the next step, `observed` the next observed step."""
