@@ -29,7 +29,7 @@ double seconds_now() {
 
 // The value of a finite number or tensor of one element on the host; false for anything else.
 bool read_number(PyObject* object, double& value) {
-  if (PyFloat_CheckExact(object)) {
+  if (PyFloat_Check(object)) {  // also numpy's float64
     value = PyFloat_AS_DOUBLE(object);
     return std::isfinite(value);
   }
