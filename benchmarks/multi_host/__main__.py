@@ -136,7 +136,7 @@ def _command(
         launcher = ["-m", "torch.distributed.run", f"--nnodes={hosts.count}", "--nproc-per-node=1"]
         launcher += [f"--node-rank={host}", f"--max-restarts={scenario.restarts}"]
         launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint={address}:29617", "--rdzv-id=job"]
-        # Else a restarted rank may find the address of the process that has died in torchrun's store.
+        # Else a rank may find the address of a process that has died in torchrun's store.
         environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return [*launcher, f"--local-addr={hosts.address(host)}", str(TRAINING)], environ
     environ |= {"RANK": str(host), "WORLD_SIZE": str(hosts.count)}
