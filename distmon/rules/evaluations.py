@@ -8,10 +8,13 @@ from math import isfinite
 from distmon.record.record import Evaluation, Record
 from distmon.rules.advice import lower_lr, raise_lr
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold
+from distmon.rules.evaluation_noise import chance_difference, is_usual_batch
 from distmon.rules.lr_schedule import lr_phase
 
 _PLATEAU = 3
 """Evaluations in a row without a change."""
+_LOWEST = 1.5
+"""Times the difference that chance makes of two evaluations: that from the lowest of many."""
 
 
 def _number(value: float | None) -> float:
@@ -51,14 +54,22 @@ def _at(evaluation: Evaluation) -> str:
     return f"at evaluation {evaluation.number} (step {evaluation.step})"
 
 
+def _chance_rate(record: Record, each: Evaluation, memory: Memory) -> float:
+    """Return the improvement over the previous evaluation that chance can make or hide."""
+    difference = chance_difference(record, each, memory)
+    left = 1 - _number(each.improvement)
+    return difference * abs(left / each.val_loss) if each.val_loss else 0.0
+
+
 def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find evaluations that improve too little on the previous one."""
+    """Find evaluations that improve too little on the previous one, whatever their noise hides."""
     phase = lr_phase(record, memory)
     for each in record.evaluations:
-        rate = _number(each.improvement)
-        # Three in a row are reported by `eval_plateau`; a decayed lr explains slow improvement.
-        applies = each.unchanged < _PLATEAU and phase != "ending"
-        poor = -limits["worse"] <= rate < limits["poor"]
+        rate, chance = _number(each.improvement), _chance_rate(record, each, memory)
+        # Three in a row are reported by `eval_plateau`; a rate that warms up or has decayed
+        # explains slow improvement.
+        applies = each.unchanged < _PLATEAU and phase not in ("rising", "ending")
+        poor = -limits["worse"] <= rate < limits["poor"] - chance
         if _share(each, memory) >= limits["share"] and applies and poor:
             before = each.val_loss / (1 - rate)
             moved = f"improved by {rate:.2%}" if rate >= 0 else f"rose by {-rate:.2%}"
@@ -67,20 +78,40 @@ def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
                 message=f"the validation loss {moved} {_at(each)}, from {before:.4g} to "
                 f"{each.val_loss:.4g} (poor below {limits['poor']:.0%}, good above "
                 f"{limits['good']:.0%})",
-                severity="info" if record.history.has_fallen else None,
+                severity="info" if _comes_down(record) else None,
                 measured=rate,
                 threshold=limits["poor"],
             )
 
 
-def check_overfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+def _falls(each: Evaluation) -> bool:
+    """Return whether the training loss is lower than at the previous evaluation."""
+    return _number(each.train_improvement) > 0
+
+
+def _comes_down(record: Record) -> bool:
+    """Return whether the training loss has come down or does so, however slowly."""
+    history = record.history
+    return history.has_fallen or (len(history.losses) > 0 and history.falls)
+
+
+def _seen_often_enough(record: Record, each: Evaluation, memory: Memory, high: bool) -> bool:
+    """Return whether a loss is too high twice in a row, or once as no training batch was lately."""
+    memory["high"] = memory.get("high", 0) + 1 if high else 0
+    return memory["high"] > 1 or (high and not is_usual_batch(record, each))
+
+
+def check_overfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Find a validation loss above the training loss; an info while it still improves."""
     for each in record.evaluations:
-        gap = _number(each.gap)
-        mild = limits["mild"] < gap <= limits["severe"] and _early(each, limits)
-        if not mild and not gap > (1 - MARGIN) * limits["severe"]:
+        gap, train = _number(each.gap), _number(each.train_loss)
+        # What is left of the gap if chance made as much of it as it can.
+        certain = gap - chance_difference(record, each, memory) / abs(train) if train else gap
+        mild = limits["mild"] < certain <= limits["severe"] and _early(each, limits)
+        high = mild or certain > (1 - MARGIN) * limits["severe"]
+        if not _seen_often_enough(record, each, memory, high):
             continue
-        if not _matters(record, each.val_loss - _number(each.train_loss), limits["progress"]):
+        if not _matters(record, each.val_loss - train, limits["progress"]):
             continue
         improves = each.improvement is None or each.improvement > limits["improves"]
         limit = limits["mild" if mild else "severe"]
@@ -88,37 +119,41 @@ def check_overfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
             key="gap",
             message=f"{'mild' if mild else 'severe'} overfitting {_at(each)}: the validation loss "
             f"{each.val_loss:.4g} is {gap:.0%} above the training loss "
-            f"{_number(each.train_loss):.4g} (limit {limit:.0%})",
+            f"{train:.4g} (limit {limit:.0%})",
             severity="info" if mild or improves else None,
             measured=gap,
             threshold=limit,
-            fading=gap <= limit,
+            fading=certain <= limit,
         )
 
 
 def check_increase(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find a validation loss that rises."""
+    """Find a validation loss that rises, by more than chance makes."""
     for each in record.evaluations:
         if not isfinite(each.val_loss):
             continue
         best = min(memory.get("best", each.val_loss), each.val_loss)
         memory["best"] = best
-        diverging = (
-            -_number(each.improvement) > limits["noise"] and _number(each.train_improvement) > 0
-        )
+        rate, chance = _number(each.improvement), chance_difference(record, each, memory)
+        rise = each.val_loss * -rate / (1 - rate)  # since the previous evaluation
+        diverging = -rate > limits["noise"] and rise > chance and _falls(each)
         memory["apart"] = memory.get("apart", 0) + 1 if diverging else 0
         above = (each.val_loss - best) / best if best > 0 else 0.0
         training = ", while the training loss falls" if diverging else ""
+        # The lowest of several is lower than usual by chance, this one higher.
+        certain = above - _LOWEST * chance / best if best > 0 else 0.0
+        high = certain > (1 - MARGIN) * limits["rise"]
+        confirmed = _seen_often_enough(record, each, memory, high)
         if not _matters(record, each.val_loss - best, limits["progress"]):
             continue
-        if above > (1 - MARGIN) * limits["rise"]:
+        if high and confirmed:
             yield Finding(
                 key="increase",
                 message=f"the validation loss is {each.val_loss:.4g} {_at(each)}, {above:.0%} "
                 f"above its best {best:.4g} (limit {limits['rise']:.0%}){training}",
                 measured=above,
                 threshold=limits["rise"],
-                fading=above <= limits["rise"],
+                fading=certain <= limits["rise"],
             )
         elif memory["apart"] >= limits["apart"]:
             yield Finding(
@@ -141,17 +176,18 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
                 message=f"the validation loss has hardly changed for {each.unchanged} evaluations "
                 f"(each by less than 1%); it is {each.val_loss:.4g} {_at(each)}",
                 advice=(lower_lr(record), *_ADVICE_PLATEAU[1:]),
-                severity="info" if record.history.has_fallen else None,
+                severity="info" if _comes_down(record) else None,
                 measured=float(each.unchanged),
                 threshold=limits["evaluations"],
             )
 
 
-def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Find training and validation losses that are close together and both fall slowly."""
     for each in record.evaluations:
         rates = _number(each.improvement), _number(each.train_improvement)
-        slowly = all(limits["slowest"] <= rate <= limits["fastest"] for rate in rates)
+        chance = _chance_rate(record, each, memory)
+        slowly = all(limits["slowest"] <= rate <= limits["fastest"] - chance for rate in rates)
         if _early(each, limits) and abs(_number(each.gap)) < limits["gap"] and slowly:
             yield Finding(
                 key="underfit",
@@ -167,14 +203,14 @@ def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[F
 def check_lr(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Compare the second evaluation with the first: did the loss fall, stay or rise?"""
     for each in record.evaluations:
+        chance = _chance_rate(record, each, memory)
         if _share(each, memory) < limits["share"] or each.number != 2:
             continue
         rate = _number(each.improvement)
         risen = each.val_loss - each.val_loss / (1 - rate) if rate < 0 else 0.0
-        if -rate > limits["spiked"]:
+        if -rate > limits["spiked"] + chance:
             # While the training loss falls, the model overfits; the rate is not to blame.
-            overfits = _number(each.train_improvement) > 0
-            if overfits or not _matters(record, risen, limits["progress"]):
+            if _falls(each) or not _matters(record, risen, limits["progress"]):
                 continue
             yield Finding(
                 key="high",
@@ -186,7 +222,7 @@ def check_lr(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding
                 measured=-rate,
                 threshold=limits["spiked"],
             )
-        elif abs(rate) < limits["moved"]:
+        elif abs(rate) < limits["moved"] - chance:
             yield Finding(
                 key="low",
                 message=f"the validation loss moved by {rate:.2%} to {each.val_loss:.4g} between "

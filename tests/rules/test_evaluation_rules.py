@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from sample_records import alerts_of, make_engine, make_evaluations
@@ -124,3 +126,38 @@ def test_when_the_learning_rate_ends_slowness_is_meant() -> None:
     # The evaluation at the very end comes with a record that holds nothing else.
     records[-1].metrics.clear()  # type: ignore[attr-defined]
     assert _alerts(records) == []
+
+
+def _on_batches(
+    trend: Callable[[float], float], spread: float, seed: int, on: int = 1, of: int = 400
+) -> list[Record]:
+    """A run whose losses are of one batch, with evaluations on `on` batches every 20 steps."""
+    noise = random.Random(seed)
+
+    def loss(step: int) -> float:
+        return trend(step / of) * noise.lognormvariate(0, spread)
+
+    steps = range(20, of + 1, 20)
+    val = [sum(loss(step) for _ in range(on)) / on for step in steps]
+    records = make_evaluations([trend(step / of) for step in steps], val, 20, 20)
+    return [
+        replace(record, losses={i: loss(i) for i in range(record.step - 19, record.step + 1)})
+        for record in records
+    ]
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.5, 1.2])
+@pytest.mark.parametrize("trend", [lambda x: 4.2 - 0.2 * x, lambda x: 2 / (1 + 9 * x)])
+def test_evaluations_on_one_batch_are_noise(trend: Callable[[float], float], spread: float) -> None:
+    runs = [_alerts(_on_batches(trend, spread, seed)) for seed in range(10)]
+    rules = ("slow_improvement", "val_increase", "overfit", "lr_check", "underfit")
+    warned = [a for alerts in runs for a in alerts if a.rule in rules and a.severity != "info"]
+    assert len(warned) <= 1, warned
+    assert sum(a.rule in rules for alerts in runs for a in alerts) <= 4
+
+
+def test_a_rise_beyond_the_noise_of_evaluations() -> None:
+    rising = _on_batches(lambda x: 2 - x if x < 0.5 else 0.5 + 2 * x, 0.05, seed=1, on=8)
+    found = [(a.rule, a.step) for a in _alerts(rising) if a.severity == "warning"]
+    assert {"val_increase"} <= {rule for rule, _ in found}
+    assert next(step for rule, step in found if rule == "val_increase") <= 280
