@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from distmon.record.record import Record
 from distmon.rules.alert import Alert
+from distmon.rules.frozen import REASONS
 
 CAUSES: Final = (
     *("replica_desync", "lr_jump", "lr_zero", "wrong_sign", "weights_replaced", "rank_outlier"),
@@ -69,10 +70,14 @@ class Diagnosis:
 
     def _explain(self, alert: Alert) -> Alert:
         ranked = [name for name in CAUSES if name in self._causes and name != alert.rule]
+        if alert.rule == "frozen" and REASONS["zero_gradient"].words in alert.message:
+            # Units that the first steps have killed.
+            return self._after_instability(alert, "the units died in it")
         if alert.rule not in SYMPTOMS:
             return alert
         if not ranked:
-            return self._after_instability(alert) if alert.rule == "nonfinite" else alert
+            nonfinite = alert.rule == "nonfinite"
+            return self._after_instability(alert, "the NaN is its end") if nonfinite else alert
         first = self._causes[ranked[0]]
         others = f", or {', '.join(ranked[1:])}" if len(ranked) > 1 else ""
         own = [line for line in alert.advice if not _about_lr(line)]
@@ -82,8 +87,8 @@ class Diagnosis:
             advice=(*first["advice"], *own),
         )
 
-    def _after_instability(self, alert: Alert) -> Alert:
-        """Say of a NaN what went out of hand before it, with the advice for that."""
+    def _after_instability(self, alert: Alert, end: str) -> Alert:
+        """Say what went out of hand before a NaN or dead units, with the advice for that."""
         before = [self._causes[name] | {"rule": name} for name in UNSTABLE if name in self._causes]
         if not before:
             return alert
@@ -91,7 +96,7 @@ class Diagnosis:
         return replace(
             alert,
             message=f"{alert.message}; likely cause: training was unstable since step "
-            f"{first['step']} ({first['rule']}), the NaN is its end",
+            f"{first['step']} ({first['rule']}), {end}",
             advice=(*first["advice"], *alert.advice),
         )
 

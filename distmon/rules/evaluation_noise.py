@@ -21,8 +21,8 @@ BATCHES: Final = 32
 """Training losses that show how far one batch can be from another."""
 _UNDONE: Final = 0.567
 """Mean undone move of independent normal numbers, in standard deviations."""
-_HIGHEST: Final = 2.0
-"""Standard deviations from the median to the highest of 32 normal numbers."""
+_LARGEST: Final = 3.3
+"""Largest difference between neighbors of 32 normal numbers, in standard deviations."""
 
 
 def chance_difference(record: Record, evaluation: Evaluation, memory: Memory) -> float:
@@ -73,5 +73,6 @@ def _of_a_batch(record: Record, evaluation: Evaluation) -> float:
         return record.history.noise
     usual = statistics.median(recent)
     # Where some batches are much harder than most, their distance is what chance makes.
-    noise = max(record.history.noise, (max(recent) - usual) / _HIGHEST)
+    largest = float(np.abs(np.diff(np.array(recent))).max())
+    noise = max(record.history.noise, largest / _LARGEST)
     return noise * max(1.0, abs(evaluation.val_loss / usual) if usual else 1.0)

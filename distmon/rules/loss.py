@@ -20,6 +20,8 @@ ADVICE = (
     "if the loss does not recover within some hundred steps, resume from before the spike and skip "
     "the batch",
 )
+_CLIMB = 4
+"""Steps in a row with a higher loss than the one before: one bad batch is not the reason."""
 
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
@@ -50,13 +52,37 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         average = record.loss_ema.get(step, math.nan)
         ema = average if math.isfinite(average) else ema
     memory["ema"], memory["window"] = ema, [*window]
-    worst = worst or _from_the_start(record, limits)
+    from_start = _from_the_start(record, limits) or _never_recovered(record, limits, memory)
+    worst = worst or from_start
     if worst and record.history.need_not_fall(record):
         worst = replace(worst, severity="info")
     if worst and worst.key == "start":
         yield replace(worst, advice=(advice.lower_lr(record), "lengthen the warmup"))
+    elif worst and _climbs(record):
+        yield replace(
+            worst,
+            message=f"{worst.message}; it rose step by step, so this is not one bad batch",
+            advice=(
+                f"{advice.lower_lr(record)}: training diverges",
+                "if the learning rate is as before, check the sign of the loss and of its "
+                "gradients: training may go uphill",
+                "resume from a checkpoint before the rise",
+            ),
+        )
     elif worst:
         yield replace(worst, advice=(ADVICE[0], advice.tighten_clipping(record), *ADVICE[2:]))
+
+
+def _climbs(record: Record) -> bool:
+    """Return whether the losses up to the highest, or to one that is not finite, rise in a row."""
+    losses = [*record.losses.values()]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if len(finite) < len(losses) and not math.isfinite(losses[-1]):
+        # Overflow takes few steps.
+        return len(finite) > 2 and finite[-1] > finite[-2] > finite[-3]
+    top = max(range(len(losses)), key=lambda i: losses[i])
+    before = losses[max(0, top - _CLIMB) : top + 1]
+    return len(before) > _CLIMB and all(a < b for a, b in pairwise(before))
 
 
 def _is_unusual(
@@ -104,6 +130,49 @@ def _from_the_start(record: Record, limits: Limits) -> Finding | None:
         measured=rise,
         threshold=limits["first_rise"],
     )
+
+
+def _never_recovered(record: Record, limits: Limits, memory: Memory) -> Finding | None:
+    """Return the finding of first steps that multiply the loss, which never gets below its start.
+
+    Weights that are too large then leave dead units and updates that look small. A loss with heavy
+    tails is multiplied, too, but again and again, and it falls.
+    """
+    losses = {step: loss for step, loss in record.losses.items() if math.isfinite(loss)}
+    if not losses:
+        return None
+    if not record.history.records:
+        first, *later = losses.values()
+        peak = max(later, default=first)
+        if record.step > len(record.losses) or peak <= limits["warning_factor"] * max(first, 0.0):
+            return None
+        at = max(losses, key=lambda step: losses[step])
+        memory["burst"] = [at, first, peak]
+    elif "burst" in memory:
+        at, first, peak = memory["burst"]
+        falls = statistics.median(losses.values()) < (1 - limits["progress"]) * first
+        if falls or peak <= limits["warning_factor"] * max(losses.values()):
+            del memory["burst"]
+    if "burst" not in memory or not (record.history.records >= 2 or _dead_matrices(record)):
+        return None
+    if record.history.records > 2:
+        del memory["burst"]
+    return Finding(
+        key="start",
+        message=f"the loss jumped from {first:.4g} to {peak:.4g} at step {at:.0f} (limit "
+        f"{limits['warning_factor']:g}x), and has not come below its start since: the first "
+        "updates were so large that they destroyed the initial weights; the learning rate is too "
+        "high",
+        measured=peak / first if first else math.inf,
+        threshold=limits["warning_factor"],
+    )
+
+
+def _dead_matrices(record: Record) -> bool:
+    """Return whether a trained matrix has a gradient of exact zeros."""
+    c = record.params.columns
+    trained = (c["ndim"] >= 2) & (c["requires_grad"] > 0) & (c["has_grad"] > 0)
+    return bool((trained & (c["grad_zero_fraction"] == 1)).any())
 
 
 def _urgency(finding: Finding) -> tuple[bool, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from math import isfinite
 
 import numpy as np
@@ -14,10 +15,13 @@ from distmon.rules.advice import before_clipping
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.layer_stacks import fingerprint
 from distmon.rules.lr_schedule import lr_phase
+from distmon.rules.second_sign import NOISE
 
 NORM = "monitor/grad_norm"
 _POINTS = 48
 """Median losses that are kept of a run, evenly spaced."""
+_LEVELS_OFF = 0.5
+"""Times the rise before it: a climb that slows down by more levels off."""
 _LATE = 200
 """First step above which a run was resumed without its state: its start is not known."""
 
@@ -81,11 +85,12 @@ def check_insensitive(record: Record, limits: Limits, memory: Memory) -> Iterabl
 
 
 def check_sign(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find a loss that was never above zero and falls without bound, ever faster.
+    """Find a loss that climbs ever on, or was never above zero and falls without bound, faster.
 
     What is meant to be minimized slows down: it comes near its lowest value, and its gradients
     shrink. A loss above zero that is maximized by mistake does neither.
     """
+    yield from _uphill(record, limits)
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
     norm = metric(record, NORM)
     if not losses:
@@ -111,6 +116,40 @@ def check_sign(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
             "wrong sign",
             measured=pace,
             threshold=limits["pace"],
+        )
+
+
+def _uphill(record: Record, limits: Limits) -> Iterator[Finding]:
+    """Find a loss that climbs above its start, ever on, at a rate that let it fall before.
+
+    Bad data raises a loss at once, and then it falls or stays. A term that is ramped up raises it
+    gradually, with gradients of the usual size. A rate that is too high makes large updates.
+    """
+    history, lr = record.history, metric(record, "train/lr")
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    norm, usual, start = metric(record, NORM), history.norm_median, history.start
+    if not losses or norm is None or not usual or start is None or history.need_not_fall(record):
+        return
+    ratio = metric(record, "monitor/update_ratio_median") or 0.0
+    faster = lr is not None and history.lr is not None and lr > 1.01 * history.lr
+    if faster or ratio > limits["large_update"] or norm < limits["grew"] * usual:
+        return
+    climb = [*history.middles, statistics.median(losses)][-int(limits["climbs"]) - 1 :]
+    rises = [after - before for before, after in pairwise(climb)]
+    if len(rises) < limits["climbs"] or min(rises) <= 0 or climb[-1] <= start:
+        return
+    # What levels off is no climb; and the rise has to be above the noise.
+    goes_on = all(after > _LEVELS_OFF * before for before, after in pairwise(rises))
+    if goes_on and climb[-1] - climb[0] > NOISE * history.noise:
+        yield Finding(
+            key="uphill",
+            message=f"the loss climbs ever on, in the last {len(climb)} observations from "
+            f"{climb[0]:.4g} to {climb[-1]:.4g}, above its start {start:.4g}, with a gradient norm "
+            f"of {norm / usual:.1f}x its median at a learning rate and updates as before: training "
+            "may go uphill, with the wrong sign",
+            advice=_ADVICE_UPHILL,
+            measured=norm / usual,
+            threshold=limits["grew"],
         )
 
 
@@ -157,11 +196,18 @@ def _pace(points: list[list[float]]) -> float:
     return rates[1] / rates[0] if rates[0] > 0 else 0.0
 
 
+_ADVICE_UPHILL = (
+    "check the sign of what backward gets and of the gradients that the optimizer steps: a minus, "
+    "maximize=True, a reversal layer, a scaler with a negative scale",
+    "if the sign is right, resume from a checkpoint before the climb with half the learning rate",
+)
+
 RULES = (
     Rule(
         name="wrong_sign",
         summary="a loss that was never above zero is `times` its start, and falls `pace` times as "
-        "fast as at first with a gradient norm above `norm` times that of the first observations",
+        "fast as at first with a gradient norm above `norm` times that of the first observations; "
+        "or the loss climbs above its start in `climbs` observations in a row",
         check=check_sign,
         severity="warning",
         patience=2,
@@ -172,6 +218,9 @@ RULES = (
             "pace": Threshold(1.7, "times the fall per step in the first third of the run"),
             "norm": Threshold(2.0, "times the gradient norm of the first observations"),
             "observations": Threshold(9, "before it is evaluated, and whose norm is the first"),
+            "climbs": Threshold(3, "observations in a row, each above the one before, of a climb"),
+            "grew": Threshold(3.0, "times the median gradient norm in a climb"),
+            "large_update": Threshold(0.05, "median update ratio of a rate that is too high"),
         },
         advice=(
             "check the sign of the loss: a likelihood or a reward is maximized by its negative, a "

@@ -14,41 +14,100 @@ from distmon.rules.second_sign import lost_progress
 
 _SAME_RATE: Final = 2.0
 """Rates closer than this factor make updates of about the same size."""
+_FORGOTTEN: Final = 0.7
+"""Share of the largest update of a vector that is kept from one observation to the next."""
+_FEW: Final = 3.5
+"""Elements of a vector whose gradient may be near zero by chance where it is observed."""
 
 
 def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find a matrix that changed by more than its updates can have done.
+    """Find a matrix or a vector that changed by more than its updates can have done.
 
     The learning rate of the steps between is not known: updates may have been as large as at the
     observation before. Where the rate has changed a lot since, they may have had any size.
     """
     before, at = _updates_before(record, memory)
+    vector = _replaced_vector(record, limits, memory)
     rate, rate_before = record.metrics.get("train/lr"), memory.get("lr")
     memory["lr"] = rate
     if rate and rate_before and not 1 / _SAME_RATE < rate / rate_before < _SAME_RATE:
         return
+    if record.nonfinite is not None:
+        return  # before a NaN, updates have any size
+    finding = _replaced_matrix(record, limits, before, at) or vector
+    if finding:
+        yield finding
+
+
+def _replaced_matrix(
+    record: Record, limits: Limits, before: Column | None, at: int
+) -> Finding | None:
+    """Return the matrix whose sample went farther than its updates explain."""
     jump = record.ranks.get("weight_jump")
     if jump is None or not np.isfinite(jump).any():
-        return
+        return None
     rank = int(np.nanargmax(jump))
     expected = float(record.ranks["weight_jump_expected"][rank])
     row = int(record.ranks["weight_jump_row"][rank])
     if not 0 <= row < len(record.params):
-        return
+        return None
     norm = float(record.params.columns["weight_norm"][row])
     if before is not None and norm > 0:
         expected = max(expected, (record.step - at) * float(before[row]) / norm)
-    change, name = float(jump[rank]), record.params.names[row]
+    change = float(jump[rank])
     if change > limits["change"] and change > limits["factor"] * expected:
-        yield Finding(
-            key=name,
-            message=f"{name} changed by {change:.0%} of its norm since the last observation, but "
-            f"its updates explain at most {expected:.1%}: its weights were replaced",
-            params=(name,),
-            measured=change / max(expected, 1e-12),
-            threshold=limits["factor"],
-            is_new=True,
-        )
+        return _replaced(record.params.names[row], change, expected, limits["factor"])
+    return None
+
+
+def _replaced_vector(record: Record, limits: Limits, memory: Memory) -> Finding | None:
+    """Return the vector whose mean and standard deviation moved farther than its updates explain.
+
+    Every element of a vector is read, and its distance is at least what these two moved by: root
+    of the elements x their hypotenuse. Updates may have been as large as the largest lately.
+    """
+    c, names = record.params.columns, fingerprint(record.params.names)
+    then = memory.get("vectors") if memory.get("vectors_of") == names else None
+    steps = record.step - memory.get("vectors_step", 0)
+    now = {name: np.nan_to_num(c[f"weight_{name}"]) for name in ("mean", "std", "norm")}
+    update = np.nan_to_num(c["update_norm"])
+    if then is not None:
+        update = np.maximum(update, _FORGOTTEN * np.array(then["update"]))
+    memory["vectors_of"], memory["vectors_step"] = names, record.step
+    memory["vectors"] = {
+        name: column.tolist() for name, column in (now | {"update": update}).items()
+    }
+    memory["vectors_seen"] = memory.get("vectors_seen", 0) + 1 if then else 0
+    if then is None or memory["vectors_seen"] < limits["history"]:
+        return None
+    past = {name: np.array(then[name]) for name in now}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        larger = [np.where(now["norm"] > past["norm"], now[each], past[each]) for each in now]
+        mean, std, norm = larger
+        elements = norm**2 / (mean**2 + std**2)
+        moved = np.hypot(now["mean"] - past["mean"], now["std"] - past["std"])
+        change, expected = np.sqrt(elements) * moved / norm, steps * update / norm
+        trained = (c["ndim"] < 2) & (c["requires_grad"] > 0) & (c["in_optimizer"] > 0)
+        beyond = change / expected
+        replaced = trained & (change > limits["vector_change"]) & (elements > _FEW)
+        replaced &= (beyond > limits["vector_factor"]) & np.isfinite(beyond)
+    if not replaced.any():
+        return None
+    row = int(np.argmax(np.where(replaced, beyond, 0.0)))
+    name = record.params.names[row]
+    return _replaced(name, float(change[row]), float(expected[row]), limits["vector_factor"])
+
+
+def _replaced(name: str, change: float, expected: float, limit: float) -> Finding:
+    return Finding(
+        key=name,
+        message=f"{name} changed by {change:.0%} of its norm since the last observation, but "
+        f"its updates explain at most {expected:.1%}: its weights were replaced",
+        params=(name,),
+        measured=change / max(expected, 1e-12),
+        threshold=limit,
+        is_new=True,
+    )
 
 
 def _updates_before(record: Record, memory: Memory) -> tuple[Column | None, int]:
@@ -133,12 +192,15 @@ RULES = (
     Rule(
         name="weights_replaced",
         summary="relative change of a matrix since the last observation > change and > factor "
-        "times steps x update ratio",
+        "times steps x update ratio; of a vector, vector_change and vector_factor",
         check=check_replaced,
         severity="warning",
         thresholds={
             "change": Threshold(0.6, "relative change that can be a replacement"),
             "factor": Threshold(1.8, "times what its updates explain"),
+            "vector_change": Threshold(0.3, "relative change of a vector, at least"),
+            "vector_factor": Threshold(3.0, "times what the updates of a vector explain"),
+            "history": Threshold(2, "observations whose updates of vectors are known"),
         },
         advice=(
             "find what writes to it: a second initialization, a checkpoint that is loaded in the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,84 @@ def test_a_loss_of_the_wrong_sign_falls_ever_faster() -> None:
     assert _of("wrong_sign", _records(slower, 20, norm=lambda i: 1.0 + i)) == []
     above = _records(lambda step: 3 - 0.01 * step**2, 20, norm=lambda i: 1.0 + i)
     assert _of("wrong_sign", above) == []
+
+
+@pytest.mark.parametrize(
+    ("late", "norm", "further", "goes_uphill"),
+    [
+        (lambda s: 1.0 + 0.03 * s, lambda i: 4.0 * i, {}, True),
+        (lambda s: 1.0 * 1.03**s, lambda i: 4.0 * i, {}, True),
+        # Harder data, or a term that is ramped up: the gradients stay as they are.
+        (lambda s: 1.0 + 0.03 * s, lambda _: 1.0, {}, False),
+        # Bad data: at once, and then it levels off.
+        (lambda s: 5.0 - 4.0 * 0.93**s, lambda i: 4.0 * i, {}, False),
+        # It stays below its start.
+        (lambda s: 1.0 + 0.01 * s, lambda i: 4.0 * i, {}, False),
+        # The rate is too high, or the loss need not fall.
+        (lambda s: 1.0 + 0.03 * s, lambda i: 4.0 * i, {"monitor/update_ratio_median": 0.3}, False),
+        (lambda s: 1.0 + 0.03 * s, lambda i: 4.0 * i, {"train/loss_expected_to_fall": 0.0}, False),
+    ],
+)
+def test_a_loss_that_climbs_ever_on_goes_uphill(
+    late: Any, norm: Any, further: dict[str, float], goes_uphill: bool
+) -> None:
+    def loss(step: int) -> float:
+        return max(3.0 - 0.05 * step, 1.0) if step <= 100 else float(late(step - 100))
+
+    records = _records(loss, 22, norm=lambda i: norm(i - 9) if i > 9 else 1.0, **further)
+    found = _of("wrong_sign", records)
+    assert bool(found) is goes_uphill
+    if goes_uphill:
+        assert 130 < found[0][0] <= 200
+        divergence = next(a for a in _all(records) if a.rule == "wrong_sign")
+        assert divergence.advice[0].startswith("check the sign")
+
+
+def test_first_steps_that_destroy_the_weights() -> None:
+    def bursts(step: int) -> float:
+        return 1e4 if step == 2 else 2.3
+
+    (alert,) = [a for a in _all(_records(bursts, 8)) if a.rule == "loss_spike"]
+    assert (alert.step, alert.severity) == (30, "warning")
+    assert "has not come below its start since" in alert.message
+    assert alert.advice[0].startswith("halve the learning rate")
+    # With a matrix whose units are dead it is named at once, and they are blamed on it.
+    dead = {"grad_zero_fraction": 1.0, "has_grad": 1.0, "update_ratio": 0.0, "grad_norm": 0.0}
+    alerts = _all(_records(bursts, 8, dead))
+    assert [a.step for a in alerts if a.rule == "loss_spike"] == [10]
+    (frozen,) = [a for a in alerts if a.rule == "frozen"]
+    assert "likely cause: training was unstable since step 10 (loss_spike)" in frozen.message
+    assert frozen.advice[0].startswith("halve the learning rate")
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda step: 1e4 if step == 2 else 2.3 - 0.02 * step,  # it falls
+        lambda step: 1e4 if step % 9 == 2 else 2.3,  # its tails are heavy
+        lambda step: 20.0 if step == 2 else 2.3,  # not so far
+    ],
+)
+def test_first_losses_that_differ(losses: Any) -> None:
+    assert _of("loss_spike", _records(losses, 8)) == []
+
+
+def test_a_loss_that_rises_step_by_step_is_not_one_bad_batch() -> None:
+    def climbs(step: int) -> float:
+        return 2.3 * 1.6 ** max(0, step - 150)
+
+    def spike(losses: Callable[[int], float]) -> Alert:
+        records = _records(losses, 17)
+        averaged = [replace(r, loss_ema=dict.fromkeys(r.losses, 2.3)) for r in records]
+        return next(alert for alert in _all(averaged) if alert.rule == "loss_spike")
+
+    alert = spike(climbs)
+    assert "rose step by step" in alert.message
+    assert alert.advice[0].startswith("halve the learning rate")
+    assert "sign" in alert.advice[1]
+    assert (
+        spike(lambda step: 90.0 if step == 155 else 2.3).advice[0].startswith("inspect the batch")
+    )
 
 
 def test_decay_that_outweighs_learning() -> None:

@@ -138,3 +138,47 @@ def test_what_changes_while_the_rate_jumps_was_not_replaced(rate: float, replace
     alerts_of(engine, make_record(300, metrics={"train/lr": 1e-3}))
     found = alerts_of(engine, make_record(310, metrics={"train/lr": rate}, ranks=ranks))
     assert ("weights_replaced" in [a.rule for a in found]) == replaced
+
+
+BIAS = {"ndim": 1.0, "weight_mean": 0.1, "weight_std": 0.2, "update_ratio": 0.01}
+
+
+def _bias(**changed: float) -> dict[str, dict[str, float]]:
+    """A bias of 64 elements, and a matrix beside it."""
+    row = {**BIAS, **changed}
+    norm = 8 * math.hypot(row["weight_mean"], row["weight_std"])
+    sizes = {"weight_norm": norm, "update_norm": norm * row["update_ratio"]}
+    return {"a.bias": {**row, **sizes}, "a.weight": {}}
+
+
+@pytest.mark.parametrize(
+    ("after", "replaced"),
+    [
+        ({"weight_mean": 0.0, "weight_std": 0.001}, True),
+        ({"weight_mean": -0.1}, True),
+        ({"weight_mean": 0.1, "weight_std": 0.6}, True),
+        # Ten steps of 1% move it by 10% at most; 25% is less than three times that.
+        ({"weight_std": 0.25}, False),
+        # A large update explains a large change.
+        ({"weight_mean": 0.0, "weight_std": 0.05, "update_ratio": 0.2}, False),
+    ],
+)
+def test_a_vector_that_was_replaced(after: dict[str, float], replaced: bool) -> None:
+    engine = make_engine()
+    tables = [_bias(), _bias(), _bias(), _bias(**after), _bias(**after)]
+    records = [make_record(100 + 10 * i, table) for i, table in enumerate(tables)]
+    found = [a for record in records for a in alerts_of(engine, record)]
+    named = [(a.rule, a.step, a.params) for a in found if a.rule == "weights_replaced"]
+    assert named == [("weights_replaced", 130, ("a.bias",))] * replaced
+
+
+def test_a_vector_whose_rate_changed_was_not_replaced() -> None:
+    engine = make_engine()
+    tables = [_bias(), _bias(), _bias(), _bias(weight_mean=-0.1)]
+    rates = (1e-3, 1e-3, 1e-3, 1e-2)
+    records = [
+        make_record(100 + 10 * i, table, metrics={"train/lr": rate})
+        for i, (table, rate) in enumerate(zip(tables, rates, strict=True))
+    ]
+    rules = [a.rule for record in records for a in alerts_of(engine, record)]
+    assert "weights_replaced" not in rules
