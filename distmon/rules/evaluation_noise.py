@@ -36,9 +36,13 @@ def chance_difference(record: Record, evaluation: Evaluation, memory: Memory) ->
     if math.isfinite(evaluation.val_loss):
         memory["val_losses"] = [*before, evaluation.val_loss][-KEPT:]
     deviations = DEVIATIONS * math.sqrt(2)
-    up_and_down = _zigzag(before) if len(before) >= FEWEST else 0.0
-    if not up_and_down:
+    if len(before) < FEWEST:
         return deviations * _of_a_batch(record, evaluation)
+    up_and_down = _zigzag(before)
+    if not up_and_down:
+        # Nothing has gone up and come down again: noise is at most as large as the largest fall.
+        fall = max(0.0, float(np.max(-np.diff(np.array(before)))))
+        return deviations * min(fall, _of_a_batch(record, evaluation))
     difference = deviations * up_and_down
     if min(before) > 0 and evaluation.val_loss > 0:
         # Losses that differ by a factor from batch to batch are compared as factors.

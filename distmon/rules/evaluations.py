@@ -134,9 +134,10 @@ def check_increase(record: Record, limits: Limits, memory: Memory) -> Iterable[F
             continue
         best = min(memory.get("best", each.val_loss), each.val_loss)
         memory["best"] = best
-        rate, chance = _number(each.improvement), chance_difference(record, each, memory)
-        rise = each.val_loss * -rate / (1 - rate)  # since the previous evaluation
-        diverging = -rate > limits["noise"] and rise > chance and _falls(each)
+        rise = each.val_loss - memory.get("val_losses", [each.val_loss])[-1]
+        chance = chance_difference(record, each, memory)
+        risen = -_number(each.improvement) > limits["noise"] and rise > chance
+        diverging = risen and _falls(each)
         memory["apart"] = memory.get("apart", 0) + 1 if diverging else 0
         above = (each.val_loss - best) / best if best > 0 else 0.0
         training = ", while the training loss falls" if diverging else ""
@@ -182,12 +183,11 @@ def check_plateau(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
             )
 
 
-def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+def check_underfit(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
     """Find training and validation losses that are close together and both fall slowly."""
     for each in record.evaluations:
         rates = _number(each.improvement), _number(each.train_improvement)
-        chance = _chance_rate(record, each, memory)
-        slowly = all(limits["slowest"] <= rate <= limits["fastest"] - chance for rate in rates)
+        slowly = all(limits["slowest"] <= rate <= limits["fastest"] for rate in rates)
         if _early(each, limits) and abs(_number(each.gap)) < limits["gap"] and slowly:
             yield Finding(
                 key="underfit",

@@ -34,7 +34,10 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         return
     if record.nonfinite is not None:
         return  # before a NaN, updates have any size
-    finding = _replaced_matrix(record, limits, before, at) or vector
+    matrix = _replaced_matrix(record, limits, before, at)
+    # Where matrices are replaced, a vector that is replaced with them is no news.
+    memory["matrices"] = bool(memory.get("matrices") or matrix)
+    finding = matrix if memory["matrices"] else vector
     if finding:
         yield finding
 
@@ -81,7 +84,7 @@ def _replaced_vector(record: Record, limits: Limits, memory: Memory) -> Finding 
     if then is None or memory["vectors_seen"] < limits["history"]:
         return None
     past = {name: np.array(then[name]) for name in now}
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         larger = [np.where(now["norm"] > past["norm"], now[each], past[each]) for each in now]
         mean, std, norm = larger
         elements = norm**2 / (mean**2 + std**2)

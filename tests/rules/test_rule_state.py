@@ -184,7 +184,7 @@ def test_every_rule_fires_and_goes_on_from_its_state() -> None:
                 "losses": [9.0 if late else 3.0] * 3 + [90.0 if i % 6 == 4 else 3.0],
                 "gains": [_stepped(i, (1.0, 1.05, 1.12, 1.2, 1.29, 1.5))] * 3,
                 # Nothing moved, both fall slowly, and then they part for good.
-                "evaluations": [[(3.0, 3.2), (3.0, 3.19), (2.8, 3.0), (1.0, 4.0)][min(3, i // 5)]]
+                "evaluations": [[(3.0, 3.2), (3.0, 3.19), (2.8, 3.0), (1.0, 9.0)][min(3, i // 5)]]
                 if i % 5 == 0 or late
                 else [],
                 "tasks": {"a": 9.0, "b": 1.0},
