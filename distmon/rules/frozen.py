@@ -116,6 +116,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     table = record.params
     c = table.columns
     had_gradient = _had_gradient(table, memory)
+    off_since_start = _off_since_start(table, memory)
     resting = resting_parameters(table, memory, limits["gaps"])
     still = table.frozen(limits["ratio"])
     moved = _moved(table, memory)
@@ -124,13 +125,17 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     still &= ~moved & ~_negligible(table, limits["negligible"])
     kinds = record.ranks.get("adaptive", np.ones(1))
     rounded: list[str] = []
+    switched_off: list[str] = []
     for i in np.flatnonzero(still):
         why = reason(table, int(i), bool((kinds > 0).any()))
         if resting[i] and why in ("no_gradient", "zero_gradient", "requires_grad"):
             continue
-        # A module that no loss has ever used, or a copy that is not trained, is often meant so;
-        # and who sets requires_grad in a run mostly follows a schedule.
+        # A module that no loss has ever used, or a copy that is not trained, is often meant so.
         unused = not had_gradient[i]
+        if why == "requires_grad":
+            if not off_since_start[i]:
+                switched_off.append(table.names[i])
+            continue
         if why == "rounding" and c["ndim"][i] < 2:
             rounded.append(table.names[i])
             continue
@@ -143,10 +148,22 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             message=words,
             params=(table.names[i],),
             advice=REASONS[why].advice,
-            severity="info" if unused or why == "requires_grad" else None,
+            severity="info" if unused else None,
             measured=float(c["update_ratio"][i]),
             threshold=limits["ratio"],
-            once=why == "requires_grad",
+        )
+    if switched_off:
+        # Who sets requires_grad in a run mostly follows a schedule: the first time is news.
+        yield Finding(
+            key="requires_grad",
+            group="requires_grad",
+            message=REASONS["requires_grad"].words,
+            params=tuple(switched_off),
+            advice=REASONS["requires_grad"].advice,
+            severity="info",
+            measured=0.0,
+            threshold=limits["ratio"],
+            once=True,
         )
     if rounded:
         # Norm weights near 1 stand still in bf16, now one and now another; the matrices learn.
@@ -160,6 +177,17 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             measured=0.0,
             threshold=limits["ratio"],
         )
+
+
+def _off_since_start(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:
+    """Return the parameters without requires_grad in every record: `cannot_learn` names them."""
+    c, names = table.columns, fingerprint(table.names)
+    off = (c["requires_grad"] == 0) & (c["in_optimizer"] > 0)
+    before = memory.get("off")
+    if before is not None and memory.get("off_names") == names:
+        off &= np.isin(np.arange(len(table)), before)
+    memory["off"], memory["off_names"] = np.flatnonzero(off).tolist(), names
+    return np.asarray(off)
 
 
 def _had_gradient(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:

@@ -64,6 +64,7 @@ def test_a_skipped_step_neither_confirms_nor_ends_a_streak() -> None:
 )
 def test_reasons_of_frozen_parameters(numbers: dict[str, float], words: str) -> None:
     engine = make_engine(frozen={"patience": 1})
+    assert alerts_of(engine, make_record(4, {"blocks.3.mlp.w": {}})) == []
     (alert,) = alerts_of(engine, make_record(5, {"blocks.3.mlp.w": {**STILL, **numbers}}))
     assert alert.rule == "frozen"
     assert alert.params == ("blocks.3.mlp.w",)

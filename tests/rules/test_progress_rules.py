@@ -259,6 +259,12 @@ def test_freezing_in_the_run_is_an_info_once() -> None:
         for i in range(1, 40)
     ]
     assert _of("frozen", records) == [(60, "info")]
+    # Layer by layer it is one schedule; and what was off at first is named by `cannot_learn`.
+    records = [
+        make_record(10 * i, {f"{k}.weight": {} if i < 4 * k else off for k in range(4)})
+        for i in range(1, 40)
+    ]
+    assert _of("frozen", records) == [(60, "info")]
 
 
 def test_a_large_gradient_that_no_optimizer_steps_is_not_judged() -> None:
