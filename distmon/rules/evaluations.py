@@ -70,6 +70,10 @@ def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         # explains slow improvement.
         applies = each.unchanged < _PLATEAU and phase not in ("rising", "ending")
         poor = -limits["worse"] <= rate < limits["poor"] - chance
+        memory["poor"] = memory.get("poor", 0) + 1 if poor else 0
+        # While the training loss comes down, one such evaluation is no news.
+        comes_down = _comes_down(record)
+        applies &= memory["poor"] > 1 or not comes_down
         if _share(each, memory) >= limits["share"] and applies and poor:
             before = each.val_loss / (1 - rate)
             moved = f"improved by {rate:.2%}" if rate >= 0 else f"rose by {-rate:.2%}"
@@ -78,7 +82,7 @@ def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
                 message=f"the validation loss {moved} {_at(each)}, from {before:.4g} to "
                 f"{each.val_loss:.4g} (poor below {limits['poor']:.0%}, good above "
                 f"{limits['good']:.0%})",
-                severity="info" if _comes_down(record) else None,
+                severity="info" if comes_down else None,
                 measured=rate,
                 threshold=limits["poor"],
             )
