@@ -72,8 +72,9 @@ def _replaced_vector(record: Record, limits: Limits, memory: Memory) -> Finding 
     c, names = record.params.columns, fingerprint(record.params.names)
     then = memory.get("vectors") if memory.get("vectors_of") == names else None
     steps = record.step - memory.get("vectors_step", 0)
-    now = {name: np.nan_to_num(c[f"weight_{name}"]) for name in ("mean", "std", "norm")}
-    update = np.nan_to_num(c["update_norm"])
+    rows = np.flatnonzero(c["ndim"] < 2)
+    now = {name: np.nan_to_num(c[f"weight_{name}"][rows]) for name in ("mean", "std", "norm")}
+    update = np.nan_to_num(c["update_norm"][rows])
     if then is not None:
         update = np.maximum(update, _FORGOTTEN * np.array(then["update"]))
     memory["vectors_of"], memory["vectors_step"] = names, record.step
@@ -90,15 +91,15 @@ def _replaced_vector(record: Record, limits: Limits, memory: Memory) -> Finding 
         elements = norm**2 / (mean**2 + std**2)
         moved = np.hypot(now["mean"] - past["mean"], now["std"] - past["std"])
         change, expected = np.sqrt(elements) * moved / norm, steps * update / norm
-        trained = (c["ndim"] < 2) & (c["requires_grad"] > 0) & (c["in_optimizer"] > 0)
+        trained = (c["requires_grad"] > 0) & (c["in_optimizer"] > 0)
         beyond = change / expected
-        replaced = trained & (change > limits["vector_change"]) & (elements > _FEW)
+        replaced = trained[rows] & (change > limits["vector_change"]) & (elements > _FEW)
         replaced &= (beyond > limits["vector_factor"]) & np.isfinite(beyond)
     if not replaced.any():
         return None
-    row = int(np.argmax(np.where(replaced, beyond, 0.0)))
-    name = record.params.names[row]
-    return _replaced(name, float(change[row]), float(expected[row]), limits["vector_factor"])
+    worst = int(np.argmax(np.where(replaced, beyond, 0.0)))
+    name = record.params.names[rows[worst]]
+    return _replaced(name, float(change[worst]), float(expected[worst]), limits["vector_factor"])
 
 
 def _replaced(name: str, change: float, expected: float, limit: float) -> Finding:
