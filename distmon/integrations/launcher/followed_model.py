@@ -119,3 +119,13 @@ def steps_taken(optimizers: Sequence[torch.optim.Optimizer]) -> int:
             if isinstance(count, int | float):
                 taken = max(taken, int(count))
     return taken
+
+
+def has_monitor(optimizer: Any) -> bool:
+    """Return whether the script has attached a monitor itself."""
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+    # A compiled hook is a method of a type of the native module and has no module of its own.
+    homes = [
+        (getattr(h, "__module__", ""), type(getattr(h, "__self__", h)).__module__) for h in hooks
+    ]
+    return any(str(home).startswith("distmon") for pair in homes for home in pair)

@@ -30,6 +30,7 @@ from distmon.integrations.launcher.followed_model import (
     FollowedModel,
     RunFolders,
     Start,
+    has_monitor,
     steps_taken,
 )
 from distmon.integrations.launcher.model_search import ModelSearch
@@ -38,6 +39,7 @@ from distmon.integrations.launcher.rendezvous import (
     is_side_process,
     ranks_are_known,
 )
+from distmon.integrations.launcher.training_thread import TrainingThread
 from distmon.integrations.patches import Patches
 from distmon.monitor import Monitor
 from distmon.untrusted.terminal import terminal
@@ -79,7 +81,7 @@ class TrainingWatch:
         self._ignored_warning: Any = None
         self._hooks: list[RemovableHandle] = []
         self._folders = RunFolders(settings.run_dir)
-        self._stepping: Any = None
+        self._thread = TrainingThread()
         self._has_stepped = False
         """An optimizer that no monitor has made a step."""
         self._ended = not settings.enabled
@@ -104,6 +106,11 @@ class TrainingWatch:
         """The open monitors, in the order in which they were attached."""
         return [followed.step.monitor for followed in self._followed]
 
+    @property
+    def _followed_here(self) -> list[FollowedModel]:
+        """Those that what happens in the calling thread may belong to."""
+        return [] if self._thread.is_other else [*self._followed]
+
     def close(self) -> None:
         """Close the monitors; a child process that was forked leaves them alone."""
         if os.getpid() != self._pid:
@@ -124,9 +131,10 @@ class TrainingWatch:
         @functools.wraps(original)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            if not self._ended:
-                self._search.add(optimizer)
-                self._look()
+            with self._thread.lock:
+                if not self._ended:
+                    self._search.add(optimizer)
+                    self._look()
 
         return __init__
 
@@ -157,8 +165,8 @@ class TrainingWatch:
             self._guarded(lambda: self._attach(module))
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        self._stepping = optimizer
-        for followed in [*self._followed]:  # a step that is stopped by a rule ends its monitor
+        self._thread.stepping = optimizer
+        for followed in self._followed_here:  # a step that is stopped by a rule ends its monitor
             followed.step.optimizer_begins(optimizer)
         # Not in the first step of a closure, which has not called the model yet.
         if self._search.has_called:
@@ -168,28 +176,28 @@ class TrainingWatch:
         if self._search.optimizers:
             self._has_stepped = True
             self._guarded(lambda: self._attach_late(optimizer, has_stepped=True))
-        self._stepping = None
-        for followed in [*self._followed]:
+        self._thread.stepping = None
+        for followed in self._followed_here:
             followed.step.optimizer_stepped(optimizer)
 
     def loss(self, value: torch.Tensor) -> None:
-        """Pass a loss on to all monitors; see `LoopSignals`."""
-        for followed in self._followed:
+        """Pass a loss on to the monitors; see `LoopSignals`."""
+        for followed in self._followed_here:
             followed.step.loss(value)
 
     def grad_norm(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
-        """Pass a gradient norm on to all monitors."""
-        for followed in self._followed:
+        """Pass a gradient norm on to the monitors."""
+        for followed in self._followed_here:
             followed.step.grad_norm(parameters, norm)
 
     def gradients_cleared(self, optimizer: Any) -> None:
         """Pass on that gradients were cleared."""
-        for followed in self._followed:
+        for followed in self._followed_here:
             followed.step.gradients_cleared(optimizer)
 
     def scaler_stepped(self, optimizer: Any) -> None:
-        """Pass a step of a scaler on to all monitors."""
-        for followed in [*self._followed]:
+        """Pass a step of a scaler on to the monitors."""
+        for followed in self._followed_here:
             followed.step.scaler_stepped(optimizer)
 
     # -- attaching -------------------------------------------------------------------------------
@@ -211,11 +219,14 @@ class TrainingWatch:
     def _attach(self, root: nn.Module, has_stepped: bool = False) -> None:
         optimizers = self._search.trained_in(root)
         self._leave(optimizers)
-        if any(map(_has_monitor, optimizers)):
+        if any(map(has_monitor, optimizers)):
             return
         if is_side_process():
             self._say("a child process that is not a rank trains; it is not monitored")
             self._end()
+            return
+        if not self._thread.claim(bool(self._followed)):
+            self._thread.say_once(self._say)
             return
         earlier = next((f for f in self._followed if f.is_of(root)), None)
         start = Start(steps_taken(optimizers) - has_stepped) if earlier is None else earlier.end()
@@ -229,8 +240,8 @@ class TrainingWatch:
         monitor = attach(root, optimizers, self._settings, console=self._console, run_dir=folder)
         if isinstance(monitor, Monitor):
             step = Start.from_json(agreed).begin(monitor, optimizers)
-            if self._stepping is not None:  # the model is called by the closure of an optimizer
-                step.optimizer_begins(self._stepping)
+            if (stepping := self._thread.stepping) is not None:  # its closure calls the model
+                step.optimizer_begins(stepping)
             self._followed.append(FollowedModel(root, step, folder, self._followed))
             if len(self._followed) > 1:
                 self._note_turns()
@@ -255,7 +266,8 @@ class TrainingWatch:
     def _guarded(self, function: Callable[[], None]) -> None:
         """Call a function; when it fails, watch nothing more and let the training go on."""
         try:
-            function()
+            with self._thread.lock:
+                function()
         except Exception as error:
             self._say(f"{type(error).__name__}: {error}; training continues without the monitor")
             self._leave(self._search.optimizers)
@@ -277,16 +289,6 @@ class TrainingWatch:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-
-
-def _has_monitor(optimizer: Any) -> bool:
-    """Return whether the script has attached a monitor itself."""
-    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
-    # A compiled hook is a method of a type of the native module and has no module of its own.
-    homes = [
-        (getattr(h, "__module__", ""), type(getattr(h, "__self__", h)).__module__) for h in hooks
-    ]
-    return any(str(home).startswith("distmon") for pair in homes for home in pair)
 
 
 def _name_of(module: nn.Module, number: int) -> str:

@@ -5,9 +5,11 @@ such as the workers of a DataLoader, are left alone. The module stays out of sig
 removed from `sys.path`, and the user's own `sitecustomize` is imported in its place.
 """
 
+import functools
 import importlib.util
 import os
 import sys
+import threading
 
 
 class _AfterImport:
@@ -46,12 +48,20 @@ def _guarded(function):
 def _wait_for_optimizer(torch):
     optimizer_class = torch.optim.Optimizer
     original = optimizer_class.__init__
+    lock, has_begun, is_ready = threading.RLock(), threading.Event(), threading.Event()
 
+    @functools.wraps(original)
     def __init__(self, *args, **kwargs):
-        if optimizer_class.__init__ is __init__:
-            optimizer_class.__init__ = original
-            _guarded(_watch)
-        optimizer_class.__init__(self, *args, **kwargs)
+        if is_ready.is_set():
+            original(self, *args, **kwargs)
+            return
+        # Threads that create an optimizer meanwhile wait, so that the watch notes theirs too.
+        with lock:
+            if not has_begun.is_set():
+                has_begun.set()
+                _guarded(_watch)  # replaces Optimizer.__init__ again, on top of this function
+                is_ready.set()
+        (optimizer_class.__init__ if is_ready.is_set() else original)(self, *args, **kwargs)
 
     optimizer_class.__init__ = __init__
 
