@@ -3,7 +3,7 @@
 Every line of its `sh` blocks and every `python` block is run in a copy of the repository, with
 nothing installed but what the README installs. Python blocks that begin with `# needs:` are skipped
 there. Targets of make, which install a virtualenv of their own, are only checked with `make -n`.
-Exit code 1 when something fails.
+Exit code 1 when something fails; a failed installation ends it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,11 +38,9 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as scratch:
         copy, venv = Path(scratch) / "repository", Path(scratch) / "venv"
-        ignored = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, copy, ignore=ignored)
+        shutil.copytree(ROOT, copy, ignore=not_of_the_repository)
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        environment["PATH"] = f"{venv / 'bin'}{os.pathsep}{environment['PATH']}"
+        environment = only_with(venv / "bin", os.environ)
         for language, block in blocks((ROOT / "README.md").read_text()):
             for name, command in _prepared(language, block, copy):
                 begin = time.perf_counter()
@@ -53,8 +52,32 @@ def main() -> int:
                 if done.returncode:
                     failed += 1
                     print(done.stdout[-3000:], done.stderr[-3000:], flush=True)
+                    if name.startswith("pip"):
+                        print("what follows needs it and is not run")
+                        return 1
     print(f"{failed} failed")
     return int(failed > 0)
+
+
+def not_of_the_repository(folder: str, names: list[str]) -> set[str]:
+    """Return the names in `folder` that are not copied; `runs` is a package further down."""
+    ignored = {name for name in names if name == "__pycache__" or name.endswith("_cache")}
+    if Path(folder) == ROOT:
+        ignored |= {".git", ".venv", "build", "runs"}.intersection(names)
+    return ignored
+
+
+def only_with(programs: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with one more folder of programs, and without the virtualenv of
+    this process: a command that is missing in the fresh one must not be found there.
+    """
+    environment = {k: v for k, v in environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    here = Path(sys.executable).parent
+    folders = environ.get("PATH", "").split(os.pathsep)
+    if sys.prefix != sys.base_prefix:
+        folders = [folder for folder in folders if Path(folder) != here]
+    environment["PATH"] = os.pathsep.join([str(programs), *folders])
+    return environment
 
 
 def _prepared(language: str, block: str, folder: Path) -> list[tuple[str, list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -17,7 +18,7 @@ from distmon.integrations.launcher.command import split
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-from run_readme import blocks, commands  # noqa: E402
+from run_readme import blocks, commands, not_of_the_repository, only_with  # noqa: E402
 
 BLOCKS = blocks((ROOT / "README.md").read_text())
 
@@ -71,6 +72,24 @@ def test_commands_exist(command: str, folder: Path) -> None:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
         assert "runs/latest" not in done.output or (folder / "runs/latest").exists()
+
+
+def test_the_fresh_virtualenv_does_not_see_the_one_of_the_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/a virtualenv")
+    own = str(Path(sys.executable).parent)
+    path = os.pathsep.join(["/first", own, "/second"])
+    environment = only_with(tmp_path, {"PATH": path, "PYTHONPATH": "/x", "HOME": "/h"})
+    expected = os.pathsep.join([str(tmp_path), "/first", "/second"])
+    assert environment == {"PATH": expected, "HOME": "/h"}
+
+
+def test_every_package_is_in_the_copy() -> None:
+    packages = {path.parent for path in (ROOT / "distmon").rglob("__init__.py")}
+    for package in packages:
+        assert not not_of_the_repository(str(package.parent), [package.name]), package
+    assert not_of_the_repository(str(ROOT), ["runs", "distmon"]) == {"runs"}
 
 
 def test_every_command_of_the_table_is_one() -> None:
