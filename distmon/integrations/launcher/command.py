@@ -74,7 +74,7 @@ def split(arguments: Sequence[str], parser: Any) -> Command:
 def run(arguments: Sequence[str]) -> None:
     """Replace this process by the training, or run torchrun in it when it is asked for."""
     from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
     parser = torchrun.get_args_parser()
     parser.allow_abbrev = False
@@ -87,7 +87,9 @@ def run(arguments: Sequence[str]) -> None:
     script = Path(command.script[0])
     program = None if command.is_module or script.suffix == ".py" else shutil.which(script)
     if not (command.is_module or options.no_python or script.is_file() or program):
-        raise ConfigError(f"there is no script {script}")
+        is_path = script.suffix == ".py" or len(script.parts) > 1
+        hint = "" if is_path else f"; for a module: distmon run -m {script}"
+        raise ConfigError(f"there is no script {script}{hint}")
     config = None if config is None else str(Path(config).absolute())
     os.environ[VARIABLE] = json.dumps({"config": config, "overrides": overrides})
     others = os.environ.get("PYTHONPATH")
@@ -95,7 +97,11 @@ def run(arguments: Sequence[str]) -> None:
     sys.stdout.flush()
     if command.launcher:
         options.module = command.is_module
-        record(torchrun.run)(options)  # prints which rank failed, as torchrun does
+        try:
+            record(torchrun.run)(options)
+        except ChildFailedError as error:  # has which rank failed; the way to it says nothing
+            print(str(error).strip(), file=sys.stderr)
+            sys.exit(1)
     elif program:  # python, torchrun, accelerate, deepspeed, ...: what it starts is monitored
         os.execv(program, command.script)
     else:

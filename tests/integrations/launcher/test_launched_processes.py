@@ -6,12 +6,13 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from started_scripts import DISTMON_RUN, ROOT, finish, records, run, start
 
 from distmon.errors import ConfigError
-from distmon.integrations.launcher.command import split
+from distmon.integrations.launcher.command import VARIABLE, split
 
 SCRIPT = """
 import os, sys
@@ -76,7 +77,7 @@ def test_output_exit_code_and_traceback_are_those_of_python(tmp_path: Path) -> N
 
 MODULE = """
 import sys, torch, distmon
-model = torch.nn.Linear(4, 1)
+from .model import model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if "--own" in sys.argv:
     distmon.attach(model, optimizer, interval=1, run_dir="own", sinks=["jsonl"])
@@ -91,6 +92,7 @@ sys.exit(7)
 def test_a_module_with_exit_code_and_a_script_that_attaches_itself(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/train.py").write_text(MODULE)
+    (tmp_path / "pkg/model.py").write_text("import torch; model = torch.nn.Linear(4, 1)")
     settings = ["--distmon.interval=1", "--distmon.sinks=jsonl"]
     # Any program may start the script, here Python itself.
     program = [sys.executable, "-m", "pkg.train", "--own"]
@@ -146,5 +148,38 @@ def test_a_mistake_is_one_sentence_before_anything_starts(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match='did you mean "interval"'):
         start_training(["--distmon.intervall", "3", str(ROOT / "launch/train.py")])
-    with pytest.raises(ConfigError, match=r"there is no script .*nothing.py"):
+    with pytest.raises(ConfigError, match=r"there is no script .*nothing.py$"):
         start_training([str(tmp_path / "nothing.py")])
+    with pytest.raises(ConfigError, match=r"no script pkg.train; for a module: distmon run -m pkg"):
+        start_training(["pkg.train"])
+
+
+def test_ranks_of_a_module_and_one_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    from distmon.integrations.launcher.command import run as start_training
+
+    given: list[Any] = []
+    failure = ProcessFailure(local_rank=1, pid=999999, exitcode=1, error_file="")
+
+    def fail(options: Any) -> None:
+        given.append(options)
+        raise ChildFailedError(options.training_script, {1: failure})
+
+    for name in (VARIABLE, "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(torchrun, "run", fail)
+    with pytest.raises(SystemExit) as end:
+        start_training(["-m", "--nproc-per-node", "2", "pkg.train", "-m", "fit", "--monitor"])
+    (options,) = given
+    assert (options.module, options.nproc_per_node) == (True, "2")
+    assert options.training_script == "pkg.train"
+    assert options.training_script_args == ["-m", "fit", "--monitor"]
+    assert end.value.code == 1
+    printed = capsys.readouterr().err
+    assert "pkg.train FAILED" in printed
+    assert "rank      : 1" in printed or "local_rank: 1" in printed
+    assert "Traceback" not in printed
