@@ -78,6 +78,7 @@ def losses(values: Mapping[int, float], averages: Mapping[int, float]) -> dict[s
     finite = np.where(np.isfinite(loss), loss, np.nan)
     edges = bin_edges(len(steps), LOSS_POINTS)
     ema = np.array([averages.get(int(step), math.nan) for step in steps])
+    ema[~np.isfinite(loss)] = math.nan  # it stands still there, which looks like a plateau
     is_binned = len(edges) < len(steps)
     return {
         "steps": last_of(steps, edges),

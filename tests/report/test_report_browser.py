@@ -133,6 +133,18 @@ def test_a_real_run_with_a_nan_and_a_resumed_one(browser: Any, tmp_path: Path) -
         assert loss.endswith("NaN or Infsince step 7"), "not the last good average"
 
 
+def test_the_table_of_parameters_fits_a_narrow_window(browser: Any, report: Path) -> None:
+    with opened(browser, report) as page:
+        assert shows(page.locator("#main"), "Show 28 more"), "40 parameters, 12 of them shown"
+        page.set_viewport_size({"width": 400, "height": 900})
+        name, ratio = (page.locator(f".params tbody tr >> nth=0 >> {c}") for c in ("th", ".number"))
+        assert name.bounding_box()["width"] >= 100
+        assert name.bounding_box()["height"] < 80, "a name on a few lines, not a letter on each"
+        table = page.locator(".params").bounding_box()
+        assert table["x"] + table["width"] <= 400
+        assert ratio.first.is_visible()
+
+
 def test_ten_thousand_parameters_stay_small_and_readable(browser: Any, tmp_path: Path) -> None:
     path = write_report(write_run(tmp_path / "run", 10_000, 75))
     assert path.stat().st_size < 12e6

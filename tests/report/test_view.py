@@ -13,6 +13,7 @@ from benchmarks.report.synthetic_run import layer_names, made_up_record, write_r
 from distmon.report.encoding import script_json
 from distmon.report.param_history import DETAILED, MAX_ROWS
 from distmon.report.run_state import run_state
+from distmon.report.series import losses
 from distmon.report.view import build_view, view_and_layout
 from distmon.rules.alert import Alert
 from distmon.runs.reader import RunTail, read_run
@@ -139,3 +140,10 @@ def test_values_that_are_not_finite_are_marked(tmp_path: Path) -> None:
     view = json.loads(script_json(build_view("run", RunTail(tmp_path / "run").read())))
     assert np.isinf(unpacked(view["params"]["grids"]["update_ratio"]["data"])[1])
     assert view["loss"]["bad"] == [9]
+
+
+def test_the_average_of_the_loss_ends_where_the_loss_does() -> None:
+    values = {1: 4.0, 2: 3.0, 3: float("nan"), 4: float("inf")}
+    shown = losses(values, {1: 4.0, 2: 3.9, 3: 3.9, 4: 3.9})
+    assert shown["ema"] == [4.0, 3.9, None, None]
+    assert shown["bad"] == [3, 4]

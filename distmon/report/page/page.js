@@ -114,7 +114,7 @@ distmon.runPage = function (view, main) {
     section("gradients", "Gradient gain and weights", charts(
       chart("Gradient gain by depth", "No gain was measured: the model has no repeated blocks, or flow.enabled is off.", (colors) => distmon.gainChart(view, colors), { height: 300 }),
       chart("Norm of all weights", "No weights were measured.", (colors) => distmon.normChart(view, colors, "monitor/param_norm", "monitor/param_norm_stderr", "weights")),
-      chart("Updates lost to rounding", "Nothing was measured.", lines([["monitor/update_lost_fraction", "share of elements with a gradient that did not move, %", 100]], { yaxis: { rangemode: "tozero" } })),
+      chart("Updates lost to rounding", "Nothing was measured.", lines([["monitor/update_lost_fraction", "unmoved elements with a gradient, %", 100]], { yaxis: { rangemode: "tozero" } })),
       ...(view.tasks.steps.length ? [chart("Gradient norm of each task", "No task losses were reported.", (colors) => distmon.taskChart(view, colors))] : []))),
     ...(view.inside ? [section("inside", "Inside the model", charts(
       ...Object.keys(view.inside).map((key) => chart(key.replace("/", ": ").replaceAll("_", " "), "Nothing was measured.", (colors) => distmon.insideChart(view, colors, key), { height: 280 }))))] : []),

@@ -67,7 +67,7 @@ distmon.paramSection = function (getView) {
   const controls = el("div", { class: "controls" }, el("label", { for: "param-search" }, "Search"), input,
     el("label", { for: "param-order" }, "Order"), choice, reset, count);
   const body = el("tbody");
-  const more = el("button", { type: "button", onclick: () => { state.limit += 50; table(); } }, "Show 50 more");
+  const more = el("button", { type: "button", onclick: () => { state.limit += 50; table(); } });
   const list = el("div", { class: "wide" }, el("table", { class: "params" },
     el("caption", {}, "Parameters; the numbers are those of the last column. Choose a name for its history."),
     el("thead", {}, el("tr", {}, ["parameter", "shape", "update ratio", "gradient norm", "weight norm"].map((each) => el("th", { scope: "col" }, each)))), body), more);
@@ -98,7 +98,9 @@ distmon.paramSection = function (getView) {
       el("th", { scope: "row" }, el("button", { type: "button", class: "link", onclick: () => open(row, true) }, names()[row])),
       el("td", {}, getView().params.shapes[row]),
       ...[ratio, grad, weight].map((value) => el("td", { class: "number" }, distmon.number(value(row)))))));
-    more.hidden = state.rows.length <= state.limit;
+    const hidden = state.rows.length - state.limit;
+    more.hidden = hidden <= 0;
+    more.textContent = `Show ${Math.min(50, hidden)} more`;
   }
 
   function build(colors) {
