@@ -43,6 +43,36 @@ def _printed(*paths: Path, **options: Any) -> tuple[str, int]:
     return text.getvalue(), code
 
 
+def test_a_resumed_run_is_the_same_training(tmp_path: Path) -> None:
+    """Same weights, same batches: one without a break, one that was resumed in the middle."""
+    for name, breaks in (("whole", [20]), ("resumed", [10, 20])):
+        model = small_model(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        first, state = 1, None
+        settings = {"run_dir": tmp_path / name, "sinks": ["jsonl", "arrow"], "interval": 2}
+        for last in breaks:
+            with distmon.attach(
+                model, optimizer, rules=TIMING_OFF, budget=None, **settings
+            ) as monitor:
+                if state is not None:
+                    monitor.load_state_dict(state)
+                for step in range(first, last + 1):
+                    loss = model(batch(step)).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    monitor.step(loss=loss, tokens=16)
+                state = monitor.state_dict()
+            first = last + 1
+    runs = load_runs([tmp_path / "whole", tmp_path / "resumed"])
+    for run in runs:
+        assert run.tokens == {step: 16.0 * step for step in range(2, 21, 2)}, "the first steps too"
+    (comparison,) = compare_runs(runs)
+    assert comparison.axis == "steps"
+    assert not comparison.params, "a factor of 1 is no difference"
+    assert not [each for each in comparison.differences if each.what == "tokens per step"]
+
+
 def _train(path: Path, seed: int, lr: float, steps: int = 120) -> Path:
     """A model that fits a fixed teacher on noisy targets; the seed decides weights and batches."""
     model, teacher = small_model(seed), small_model(99)

@@ -106,13 +106,24 @@ def _metrics(entries: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, Se
 
 
 def _tokens(news: News) -> Series:
-    """Return the tokens of all ranks until each observation."""
-    total, tokens = 0.0, {}
+    """Return the tokens of all ranks until each observation.
+
+    Rates begin after the first step of an attempt, so its tokens are in no record: all steps until
+    the first observation of an attempt count with the rate of the next one.
+    """
+    found: list[tuple[int, int, float]] = []
     for record in news.records:
         given = np.array([_float(value) for value in record.get("ranks", {}).get("tokens", ())])
         if len(given) and np.isfinite(given).all() and given.sum() > 0:
-            total += float(given.sum())
-            tokens[int(record["step"])] = total
+            found.append((int(record.get("attempt") or 0), int(record["step"]), float(given.sum())))
+    total, tokens = 0.0, {}
+    before: tuple[int, int] = (-1, 0)
+    for (attempt, step, count), after in zip(found, [*found[1:], None], strict=True):
+        if attempt != before[0] and after is not None and after[0] == attempt and after[1] > step:
+            count = (step - before[1]) * after[2] / (after[1] - step)
+        total += count
+        tokens[step] = total
+        before = attempt, step
     return tokens
 
 

@@ -15,6 +15,8 @@ PLACES: Final = ("run_dir", "wandb.name")
 """Settings that say where a run is written and not how it trains."""
 COLUMNS: Final = 12
 TOP: Final = 10
+SAME: Final = 0.01
+"""Parameters whose statistics differ by less than 1% are not listed."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _mapping(kind: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[Diff
 
 
 def param_differences(first: ComparedRun, other: ComparedRun) -> list[ParamDifference]:
-    """Return the parameters that differ most, by each of three statistics, largest factor first."""
+    """Return the parameters that differ, by each of three statistics, largest factor first."""
     if first.history is None or other.history is None:
         return []
     found: list[ParamDifference] = []
@@ -104,6 +106,7 @@ def param_differences(first: ComparedRun, other: ComparedRun) -> list[ParamDiffe
             if good.any():
                 factor = float(np.exp(np.median(np.log(b[good] / a[good]))))
                 ends = float(np.median(a[good])), float(np.median(b[good]))
-                found.append(ParamDifference(name, metric, factor, *ends))
+                if abs(np.log(factor)) > SAME:
+                    found.append(ParamDifference(name, metric, factor, *ends))
     found.sort(key=lambda each: -abs(np.log(each.factor)))
     return found
