@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from browser import LONG_S, chromium, opened
+from browser import LONG_S, chromium, opened, shows
 from live_server import events, served
 from test_view import write_more
 
@@ -160,3 +160,14 @@ def test_the_page_grows_without_a_reload(root: Path) -> None:
         page.click("text=Overlay")
         page.wait_for_selector(".plot .main-svg")
         assert page.locator(".plot .legendtext").first.text_content() in ("a", f"deep/er/{HOSTILE}")
+
+
+def test_a_list_says_when_it_is_empty_and_fits_a_narrow_window(tmp_path: Path) -> None:
+    with chromium() as browser, served(tmp_path) as address:
+        page = browser.new_page(viewport={"width": 400, "height": 900})
+        page.set_default_timeout(1000 * LONG_S)
+        page.goto(address)
+        assert shows(page.locator("#main"), "There is no run in this folder yet.")
+        heading = page.locator(".runs thead th", has_text="alerts").bounding_box()
+        assert heading["width"] > 50, "a word on one line"
+        assert page.evaluate("document.documentElement.scrollWidth") == 400

@@ -43,7 +43,7 @@ distmon.runList = async function (main) {
   function fill() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const shown = runs.filter((run) => words.every((word) => `${run.name} ${run.state}`.toLowerCase().includes(word)));
-    status.textContent = `${shown.length} of ${runs.length} runs`;
+    status.textContent = runs.length ? `${shown.length} of ${runs.length} runs` : "There is no run in this folder yet.";
     body.replaceChildren(...shown.map((run) => {
       const box = el("input", { type: "checkbox", "aria-label": `choose ${run.name}`, onchange: () => {
         box.checked ? chosen.add(run.name) : chosen.delete(run.name);
@@ -58,6 +58,7 @@ distmon.runList = async function (main) {
     try { runs = await distmon.fetchJson("/api/runs"); fill(); } catch (error) { status.textContent = `cannot read the list of runs: ${error.message}`; }
   }
   document.getElementById("run-name").textContent = "Runs";
+  status.textContent = "Reading the runs.";
   main.replaceChildren(el("div", { class: "controls" }, el("label", { for: "run-search" }, "Search"), search, overlay, status),
     el("table", { class: "runs" }, el("thead", {}, el("tr", {}, ["", "run", "state", "step", "loss", "ranks", "alerts", "last record"].map((each) => el("th", { scope: "col" }, each)))), body));
   await load();
