@@ -20,6 +20,9 @@ from distmon.device import DeviceMark, is_accelerator, pinned, to_device
 from distmon.sampling.sample import hash48
 
 Floats = NDArray[np.float64]
+_CONVERGED: Final = 1e-4
+"""Residual, relative to the square of the singular value, from which on the next one is improved:
+it may outgrow the first."""
 STEPS: Final = 8
 """Products with W'W in one sweep."""
 
@@ -133,7 +136,25 @@ class _Subspace:
             self._vectors.append(self.newest)
             self._images.append(image)
             self._backs.append(back)
-        self.newest = self._orthogonal(self._waiting.pop(0) if self._waiting else back)
+        self.newest = self._orthogonal(self._waiting.pop(0) if self._waiting else self._residual())
+
+    def _residual(self) -> Floats:
+        """Return what W'W adds to the best approximation of the largest singular vector.
+
+        For vectors that all come from one by products with W'W, as in Lanczos iteration, that is
+        the product of the newest one. After a start with vectors of an earlier sweep it is not:
+        the weights have changed since, and the error of the first vector is not that of the last.
+        """
+        images, vectors = np.array(self._images), np.array(self._vectors)
+        backs = np.array(self._backs)
+        if not len(vectors) or not np.isfinite(backs).all():
+            return np.zeros_like(self.newest)
+        squares, weights = np.linalg.eigh(images @ images.T)
+        for square, mix in zip(squares[::-1], weights.T[::-1], strict=True):
+            residual = mix @ backs - square * (mix @ vectors)
+            if np.linalg.norm(residual) > _CONVERGED * square:
+                return np.asarray(residual)
+        return np.zeros_like(self.newest)
 
     def _orthogonal(self, vector: Floats) -> Floats:
         """Return the part of a vector outside of the subspace, normalized; 0 without one."""
