@@ -15,7 +15,7 @@ from distmon.errors import ConfigError
 from distmon.reduce.rank_slots import SLOT_SIZE
 from distmon.sampling.reading import SampleSize
 from distmon.verify import Difference, Verdict, verify
-from distmon.verify.columns import KINDS
+from distmon.verify.columns import INSIDE_KINDS, PARAMETER_KINDS
 from distmon.verify.parallelisms import PARALLELISMS, select
 from distmon.verify.verification import INTERVAL
 
@@ -55,6 +55,8 @@ def print_verification(
             verdicts.append(verdict)
             progress.advance(bar)
     console.print(_summary(verdicts, ranks, steps, model))
+    if any(v.comparison is not None for v in verdicts):
+        console.print(_inside(verdicts))
     console.print(_legend(verdicts, ranks), markup=False, highlight=False)
     _print_skipped(console, verdicts)
     for verdict in verdicts:
@@ -89,7 +91,7 @@ def _summary(verdicts: list[Verdict], ranks: int, steps: int, model: str | None)
         f"float64, every {INTERVAL}nd observed",
     )
     table.add_column("configuration", no_wrap=True)
-    for kind in KINDS:
+    for kind in PARAMETER_KINDS:
         table.add_column(kind, justify="right")
     table.add_column("read per rank", justify="right", no_wrap=True)
     table.add_column("copies", justify="right")
@@ -101,14 +103,27 @@ def _summary(verdicts: list[Verdict], ranks: int, steps: int, model: str | None)
     return table
 
 
+def _inside(verdicts: list[Verdict]) -> Table:
+    """Return the table of what is inside the model, by configuration that ran."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="inside the model")
+    table.add_column("configuration", no_wrap=True)
+    for kind in INSIDE_KINDS:
+        table.add_column(kind, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        if verdict.comparison is not None:
+            sizes = (_size(verdict.comparison.worst(kind)) for kind in INSIDE_KINDS)
+            table.add_row(verdict.parallelism.name, *sizes)
+    return table
+
+
 def _cells(verdict: Verdict) -> list[str | Text]:
     comparison = verdict.comparison
     if comparison is None:
         mark = Text("failed", "red") if verdict.error else Text("skipped", "yellow")
-        return [*[""] * (len(KINDS) + 4), mark]
+        return [*[""] * (len(PARAMETER_KINDS) + 4), mark]
     low, high = min(comparison.sampled), max(comparison.sampled)
     return [
-        *(_size(comparison.worst(kind)) for kind in KINDS),
+        *(_size(comparison.worst(kind)) for kind in PARAMETER_KINDS),
         f"{low}..{high}" if low < high else str(low),
         f"{sum(comparison.sampled) / comparison.sample:.2f}",
         str(comparison.collectives),
@@ -128,13 +143,13 @@ def _legend(verdicts: list[Verdict], ranks: int) -> str:
     compared = [v.comparison for v in verdicts if v.comparison is not None]
     lines = [
         "Each number is the largest relative difference of any column of that kind, over all "
-        "parameters and observations.",
+        "parameters, modules and observations; of spectra, from the third observation on.",
         "read per rank: sampled elements; copies: elements read by all ranks, divided by the size "
         f"of the sample of all parameters{f' ({compared[0].sample})' if compared else ''}.",
         f"bytes: {len(SUM_COLUMNS)} sums x 8 + {BINS} bins in {BIN_WORDS[0]} to {BINS} x 8 + "
         f"{len(MAX_COLUMNS)} maxima x 4 per parameter, {SLOT_SIZE} x 8 per rank ({ranks} ranks),",
-        "2 x 8 per loss, 8 per sampled element of a partial gradient, and the rows of the "
-        "activations.",
+        "2 x 8 per loss, 8 per sampled element of a partial gradient, and the rows of what is "
+        "inside the model.",
     ]
     if compared:
         low, high = (f(c.coverage.covered for c in compared) for f in (min, max))

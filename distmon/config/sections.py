@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+)
 from pydantic_core import PydanticCustomError
 
 SINKS: Final = {
@@ -114,6 +122,8 @@ class InsideConfig(Section):
     """Globs of the modules that route tokens to experts; found by name and shape when absent."""
     matrices: NameList = ()
     """Globs of the parameters whose spectral norm is estimated; those of the blocks when absent."""
+    attention_sample: tuple[PositiveInt, PositiveInt, PositiveInt] = (2, 4, 16)
+    """Examples, heads and queries of each call of attention whose logits are computed."""
     window: int = Field(default=3, ge=1)
     """Measurements over which a unit or an expert must be inactive to count as dead."""
 

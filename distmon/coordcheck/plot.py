@@ -67,7 +67,7 @@ def _draw_slopes(axis: Any, verdicts: Sequence[Verdict]) -> None:
     axis.set_yticks(rows, [v.module[-24:] for v in verdicts], fontsize=6)
     axis.invert_yaxis()
     axis.axvline(0, color="black", lw=0.8)
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axis.set(xlabel="slope (0: independent of width; gray: passes)", title="slopes, 95% confidence")
 
 

@@ -67,7 +67,12 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
         ranks,
         settings,
         _gain(blueprint, source.device),
-        Inside(blueprint.catalog, blueprint.watched, source.device),
+        Inside(
+            blueprint.catalog,
+            blueprint.watched,
+            source.device,
+            settings.inside.attention_sample,
+        ),
     )
     finite_watch = FiniteWatch(
         rows.count_nonfinite,

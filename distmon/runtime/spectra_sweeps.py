@@ -48,6 +48,11 @@ class SpectraSweeps:
         self._channel = channel
 
     @property
+    def channel_name(self) -> str:
+        """Name of its process group; empty without one."""
+        return "" if self._channel is None else self._channel.name
+
+    @property
     def busy(self) -> bool:
         """Whether a sweep is under way."""
         return self._running is not None

@@ -4,7 +4,8 @@
 `compare`.
 """
 
-from distmon.verify.compare import Comparison, Difference, compare
+from distmon.verify.compare import Comparison, compare
+from distmon.verify.difference import Difference
 from distmon.verify.verification import Verdict, verify
 
 __all__ = ["Comparison", "Difference", "Verdict", "compare", "verify"]

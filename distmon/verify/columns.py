@@ -8,12 +8,11 @@ from typing import Final
 
 from distmon.metrics import GRAD_PERCENTILES
 
-KINDS: Final = (
+PARAMETER_KINDS: Final = (
     *("weights", "gradients", "updates", "maxima", "percentiles", "counts", "loss"),
-    "activations",
 )
-ACTIVATION_COLUMNS: Final = ("mean", "std", "absmax", "rms", "zero_fraction")
-"""Columns of an activation that are compared; the rms is the scale of the first four."""
+INSIDE_KINDS: Final = ("activations", "attention", "experts", "spectra")
+KINDS: Final = (*PARAMETER_KINDS, *INSIDE_KINDS)
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,26 @@ COLUMNS: Final = (
     ),
     Column("grad_zero_fraction", "counts", "", "bins"),
     Column("update_lost_fraction", "counts", "", "bins"),
+)
+ACTIVITY_COLUMNS: Final = (
+    *(Column(name, "activations", "rms", "gradients") for name in ("mean", "std", "absmax", "rms")),
+    *(
+        Column(f"{what}_fraction", "activations", "", "gradients")
+        for what in ("zero", "dead", "saturated")
+    ),
+    Column("logit_max", "attention", "logit_max", "gradients"),
+    Column("entropy", "attention", "entropy", "gradients"),
+    Column("relative_entropy", "attention", "", "gradients"),
+    *(
+        Column(name, "experts", "", "gradients")
+        for name in ("load_max", "diversity", "dead_fraction", "dropped_fraction")
+    ),
+    Column("experts_per_token", "experts", "", "gradients"),
+)
+"""Columns of activations, attention and experts, by the kind of their table in a record."""
+SPECTRA_COLUMNS: Final = (
+    Column("spectral_norm", "spectra", "spectral_norm", "weights"),
+    Column("stable_rank", "spectra", "stable_rank", "weights"),
 )
 TOTALS: Final = {
     "monitor/param_norm": "weights",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import nan
 from typing import Final
 
 import numpy as np
 
 from csrc_triton.row_layout import BIN_WIDTH, HALF_BINS
 from distmon.record.record import Record
-from distmon.verify.columns import ACTIVATION_COLUMNS, COLUMNS, TOTALS
+from distmon.verify.columns import COLUMNS, TOTALS
+from distmon.verify.compare_inside import SPECTRA_FROM, compare_activity, compare_spectra
 from distmon.verify.cost import bytes_of_observation, cost_problems
 from distmon.verify.coverage import Coverage, coverage
+from distmon.verify.difference import Difference, relative
 from distmon.verify.expected import Expected
 from distmon.verify.expected_row import Floats
 from distmon.verify.observe import Observed
@@ -23,26 +25,6 @@ _LOSS_ROUNDINGS: Final = 16
 """A model may compute its loss in float32; the mean over ranks then rounds a few times more."""
 _COUNT_LIMIT = 1e-12
 """Counts must be equal; this allows for rounding in the quotient of two counts."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The worst difference of one column over all parameters and observations."""
-
-    column: str
-    kind: str
-    size: float
-    """Relative to the reference; infinite when only one of the two values exists."""
-    limit: float
-    parameter: str
-    """Empty for a metric over all parameters."""
-    step: int
-    expected: float
-    found: float
-
-    @property
-    def is_off(self) -> bool:
-        return not self.size <= self.limit  # NaN is off
 
 
 @dataclass(frozen=True)
@@ -94,9 +76,12 @@ def compare(
         problems += _reported_problems(ranks)
         problems += _mismatched_ranks(ranks)
         order = [first.records[0].params.names.index(name) for name in names]
-        for truth, record in zip(expected, first.records, strict=True):
+        for i, (truth, record) in enumerate(zip(expected, first.records, strict=True)):
             differences += _record(truth, record, order, limits)
-            differences += _activations(truth, record, first.watched, limits)
+            differences += compare_activity(truth, record, first.watched, limits)
+            if i >= SPECTRA_FROM:
+                began = expected[i - first.spectra_lag]
+                differences += compare_spectra(began, record, first.watched, limits)
         covered = coverage(expected, first.records, order, limits)
         problems += covered.problems
         problems += _uneven_replicas(expected[0], ranks)
@@ -169,7 +154,7 @@ def _record(
     for column in COLUMNS:
         want, have = truth.columns[column.name], found[column.name][order]
         scale = _scale(truth, column.scale, want)
-        size = _relative(want, have, scale)
+        size = relative(want, have, scale)
         if column.name.startswith(("grad_", "update_")) or column.name == "has_grad":
             size = np.where(skipped, 0.0, size)
         limit = getattr(limits, column.limit) if column.limit else _COUNT_LIMIT
@@ -198,27 +183,6 @@ def _record(
         yield Difference("loss", "loss", _relative_scalar(a, b), limit, "", step, a, b)
 
 
-def _activations(
-    truth: Expected, record: Record, watched: Sequence[str], limits: Limits
-) -> Iterator[Difference]:
-    """Yield the worst module of every column of the activations; of calls of functions, none."""
-    names = [name for name in watched if name in truth.activations]
-    table = record.inside.get("activations")
-    for column in ACTIVATION_COLUMNS if names else ():
-        rows = [truth.activations[name] for name in names]
-        want = np.array([row[column] for row in rows])
-        scale = np.array([1.0 if column == "zero_fraction" else row["rms"] for row in rows])
-        have = np.full(len(names), nan)
-        for i, name in enumerate(names):
-            if table is not None and name in table.names:
-                have[i] = table.row(name)[column]
-        size = _relative(want, have, scale)
-        i = int(np.argmax(size))
-        values = float(want[i]), float(have[i])
-        about = (limits.gradients, names[i], truth.step)
-        yield Difference(f"activation {column}", "activations", float(size[i]), *about, *values)
-
-
 def _scale(truth: Expected, scale: str, want: Floats) -> Floats:
     if not scale:
         return np.ones_like(want)
@@ -226,16 +190,8 @@ def _scale(truth: Expected, scale: str, want: Floats) -> Floats:
     return np.asarray(np.sqrt(squares))
 
 
-def _relative(want: Floats, have: Floats, scale: Floats) -> Floats:
-    """Return |have - want| / scale; 0 where both are NaN or equal, inf where only one is NaN."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        size = np.abs(have - want) / scale
-    size = np.where(np.isnan(size), inf, size)
-    return np.where((want == have) | (np.isnan(want) & np.isnan(have)), 0.0, size)
-
-
 def _relative_scalar(want: float, have: float) -> float:
-    return float(_relative(np.array([want]), np.array([have]), np.array([abs(want)]))[0])
+    return float(relative(np.array([want]), np.array([have]), np.array([abs(want)]))[0])
 
 
 def _moved(want: Floats, have: Floats) -> Floats:

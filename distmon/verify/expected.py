@@ -6,8 +6,6 @@ the monitor's tables, probe, collectives and formulas (`docs/sampling.md`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +16,7 @@ from distmon.metrics import GRAD_PERCENTILES
 from distmon.probe.percentiles import percentiles
 from distmon.record.record import NO_UPDATE
 from distmon.sampling.reading import Reading
+from distmon.verify.expected_inside import ExpectedInside, InsideTables
 from distmon.verify.expected_row import ExpectedRow, Floats, read_elements
 from distmon.verify.parallelisms import PLAIN, Limits, Workload
 
@@ -44,8 +43,8 @@ class Expected:
     """Number of elements in the sample of each gradient."""
     loss_eps: float
     """Relative rounding error of the loss in its own dtype."""
-    activations: dict[str, dict[str, float]]
-    """Statistics of the output of every module over the global batch."""
+    inside: InsideTables
+    """What is inside the model over the global batch."""
     noise: NDArray[np.bool_]
     """Parameters whose true gradient is zero, so that gradient and update are rounding noise."""
     whole: dict[str, Floats]
@@ -68,10 +67,11 @@ def expect(workload: Workload, steps: int, interval: int, reading: Reading) -> l
     losses: dict[int, float] = {}
     quiet: set[str] = set()
     samples = read_elements(parameters, reading)
+    inside = ExpectedInside(workload.model)
     loss_eps = 0.0
     for step in range(1, steps + 1):
         workload.model.zero_grad()
-        with _outputs(workload.model) as outputs:
+        with inside.watching():
             loss = distributed.backward(step)
         losses[step] = float("nan") if loss is None else float(loss)
         if loss is not None:
@@ -87,40 +87,9 @@ def expect(workload: Workload, steps: int, interval: int, reading: Reading) -> l
             if p.is_floating_point()
         ]
         quiet = {row.name for row in rows if row.is_quiet}
-        activations = {name: _activation(np.concatenate(v)) for name, v in outputs.items()}
-        found.append(_tabulate(step, rows, losses, loss_eps, activations))
+        found.append(_tabulate(step, rows, losses, loss_eps, inside.tables()))
         losses = {}
     return found
-
-
-@contextmanager
-def _outputs(model: torch.nn.Module) -> Iterator[dict[str, list[Floats]]]:
-    """Collect the outputs of every module, by plain hooks."""
-    found: dict[str, list[Floats]] = {}
-
-    def keep(name: str, output: object) -> None:
-        if isinstance(output, torch.Tensor) and output.is_floating_point() and output.dim() > 1:
-            found.setdefault(name, []).append(output.detach().double().numpy().ravel())
-
-    handles = [
-        module.register_forward_hook(lambda _m, _a, output, name=name: keep(name, output))
-        for name, module in model.named_modules()
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _activation(values: Floats) -> dict[str, float]:
-    return {
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "absmax": float(np.abs(values).max()),
-        "rms": float(np.sqrt((values**2).mean())),
-        "zero_fraction": float((values == 0).mean()),
-    }
 
 
 def _tabulate(
@@ -128,7 +97,7 @@ def _tabulate(
     rows: list[ExpectedRow],
     losses: dict[int, float],
     loss_eps: float,
-    activations: dict[str, dict[str, float]],
+    inside: InsideTables,
 ) -> Expected:
     columns = {name: np.array([row.columns[name] for row in rows]) for name in rows[0].columns}
     histogram = np.stack([row.counts for row in rows])
@@ -158,7 +127,7 @@ def _tabulate(
         sampled=np.array([row.sample.count for row in rows]),
         gradient_sampled=np.array([row.gradient.count for row in rows]),
         loss_eps=loss_eps,
-        activations=activations,
+        inside=inside,
         noise=noise,
         whole={name: np.array([row.whole[name] for row in rows]) for name in rows[0].whole},
     )

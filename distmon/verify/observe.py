@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -18,18 +21,20 @@ from distmon.record.record import Record
 from distmon.runtime.source import Options, Source
 from distmon.sampling.reading import SampleSize
 from distmon.sampling.sample import Sample
+from distmon.verify.expected_inside import WINDOW
 from distmon.verify.expected_row import EPS, SAMPLE_SEED
 from distmon.verify.parallelisms import DistributedModel, Parallelism
 from distmon.verify.workloads import load_workload
 
-_SETTINGS = {
+_SETTINGS: Final[dict[str, Any]] = {
     "enabled": True,
     "budget": None,  # `auto` then reads all gradients
     "seed": SAMPLE_SEED,
     "eps": EPS,
     "percentiles": True,
     "replica_check": True,
-    "inside": ["activations"],
+    # A sample of all logits does not depend on which of them a rank computes.
+    "inside": {"kinds": "all", "window": WINDOW, "attention_sample": (10**6,) * 3},
     "flow": {"enabled": False},
     "include": ["*"],
     "exclude": [],
@@ -51,8 +56,10 @@ class Observed:
     """Number of collectives, by observation."""
     nbytes: tuple[int, ...]
     """Bytes sent into those collectives, by observation."""
-    watched: tuple[str, ...] = ()
-    """Modules whose activations are measured."""
+    watched: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Modules, routers and matrices that are watched inside the model, by kind."""
+    spectra_lag: int = 0
+    """Observations from the one whose weights a sweep of spectral norms reads to its record."""
     watched_bytes: int = 0
     """Bytes of these among the bytes of an observation."""
 
@@ -84,17 +91,19 @@ def observe(
     calls: list[int] = []
     nbytes: list[int] = []
     usual = 0
+    elsewhere = monitor.cycle.observer.spectra.channel_name
     with monitor:
         for step in range(1, steps + 1):
             for module in distributed.modules:
                 module.zero_grad()  # also parameters that no optimizer owns
             loss = distributed.backward(step)
-            with _CollectiveCounter() as stepping:
+            with _CollectiveCounter(elsewhere) as stepping:
                 _step(distributed)
-            with _CollectiveCounter() as own:
+            with _CollectiveCounter(elsewhere) as own:
                 monitor.step(loss=loss)
                 # On a busy machine the first observation is launched while its record is awaited.
                 record = None if step % interval else monitor.last_record
+            _finish_spectra(monitor)
             if step % interval:
                 usual = stepping.calls  # some optimizers communicate in their step
                 continue
@@ -111,7 +120,13 @@ def observe(
         partial=frozenset(shard.name for shard in shards if shard.may_be_partial),
         collectives=tuple(calls),
         nbytes=tuple(nbytes),
-        watched=catalog.activations,
+        watched={
+            "activations": catalog.activations,
+            "attention": catalog.attention,
+            "experts": tuple(name for name, _ in catalog.experts),
+            "spectra": catalog.matrices,
+        },
+        spectra_lag=1 if elsewhere else 0,  # one process exchanges nothing, and is done at once
         watched_bytes=8 * catalog.sums + 4 * catalog.maxima,
     )
 
@@ -131,6 +146,16 @@ def _attach(
     return monitor
 
 
+def _finish_spectra(monitor: Monitor) -> None:
+    """Take the estimate of spectral norms to its end with the weights of this step."""
+    deadline = time.monotonic() + _SETTINGS["timeout_s"]
+    while monitor.cycle.observer.spectra.busy:
+        if time.monotonic() > deadline:
+            raise DistmonError("the estimate of spectral norms did not finish in time")
+        monitor.cycle.model_watch.advance_spectra(begin=False)
+        time.sleep(0.0005)
+
+
 def _step(distributed: DistributedModel) -> None:
     if distributed.step is not None:
         distributed.step()
@@ -147,11 +172,13 @@ def _held(shard: Shard, sample: Sample) -> int:
 class _CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the collectives and bytes that are sent in its context.
 
-    All collectives pass torch's dispatcher in one of two namespaces, so none is missed.
+    All collectives pass torch's dispatcher in one of two namespaces, so none is missed. Those of
+    the process group `elsewhere` do not count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._elsewhere = elsewhere
         self.calls = 0
         self.nbytes = 0
 
@@ -164,8 +191,16 @@ class _CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if any(kind.__module__.startswith("torch.distributed.") for kind in types):
             return NotImplemented  # a DTensor: the collective inside it is dispatched on its own
-        if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
+        collective = func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__
+        if collective and self._elsewhere not in _group_names(args):
             self.calls += 1
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
             self.nbytes += sum(t.numel() * t.element_size() for t in tensors)
         return func(*args, **(kwargs or {}))
+
+
+def _group_names(args: tuple[Any, ...]) -> Iterator[str]:
+    """Yield the process groups among the arguments of a collective."""
+    for each in args:
+        if isinstance(each, torch.ScriptObject) and str(each._type()).endswith("ProcessGroup"):
+            yield dist.ProcessGroup.unbox(each).group_name

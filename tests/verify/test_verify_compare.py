@@ -12,14 +12,16 @@ import pytest
 from distmon.record.record import Record
 from distmon.reduce.findings import Desync
 from distmon.sampling.reading import Reading
-from distmon.verify.columns import COLUMNS, KINDS, Column
-from distmon.verify.compare import Comparison, Difference, bytes_of_observation, compare
+from distmon.verify.columns import ACTIVITY_COLUMNS, COLUMNS, KINDS, SPECTRA_COLUMNS, Column
+from distmon.verify.compare import Comparison, bytes_of_observation, compare
+from distmon.verify.compare_inside import ESTIMATE_LIMITS
+from distmon.verify.difference import Difference
 from distmon.verify.expected import Expected, expect
 from distmon.verify.observe import Observed, observe
 from distmon.verify.parallelisms import PLAIN, Limits
 from distmon.verify.workloads import load_workload
 
-STEPS, INTERVAL = 4, 2
+STEPS, INTERVAL = 6, 2
 PARAMETER = 4  # one with a gradient, an update and a learning rate
 
 
@@ -59,7 +61,9 @@ def test_the_monitor_of_one_process_agrees_with_plain_numpy(
     found = _compared(truth, alone)
     assert found.ok, (found.problems, found.off)
     assert {d.kind for d in found.differences} == set(KINDS)
-    assert {c.name for c in COLUMNS} <= {d.column for d in found.differences}
+    columns = {d.column for d in found.differences}
+    assert {c.name for c in COLUMNS} <= columns
+    assert {f"{c.kind}: {c.name}" for c in (*ACTIVITY_COLUMNS, *SPECTRA_COLUMNS)} <= columns
     assert sum(found.sampled) == found.sample > 0
     assert found.not_compared == ()
     # The built-in model covers both values of each flag.
@@ -92,6 +96,48 @@ def test_a_column_that_is_off_is_named(
     assert off.size == np.inf
 
 
+def test_the_built_in_model_has_something_to_find_inside(truth: list[Expected]) -> None:
+    inside = truth[-1].inside
+    assert inside["activations"]["mixture.experts.act"]["dead_fraction"] == 6 / 48
+    assert 0.1 < inside["activations"]["gate.squash"]["saturated_fraction"] < 0.9
+    assert inside["attention"].keys() == {"block0.attention", "block1.attention"}
+    router = inside["experts"]["mixture.router"]
+    assert router["dead_fraction"] == 1 / 5
+    assert 0.5 < router["diversity"] < 0.8
+    assert router["experts_per_token"] == 2
+
+
+@pytest.mark.parametrize(
+    "column", [*ACTIVITY_COLUMNS, *SPECTRA_COLUMNS], ids=lambda c: f"{c.kind}-{c.name}"
+)
+def test_a_column_of_the_inside_that_is_off_is_named(
+    column: Column, truth: list[Expected], alone: Observed
+) -> None:
+    record = alone.records[-1]
+    table = record.inside[column.kind]
+    row = next(name for name in table.names if name in truth[-1].inside[column.kind])
+    row = "gate.squash" if column.name == "saturated_fraction" else row
+    limit = max(Limits().gradients, ESTIMATE_LIMITS.get(column.name, 0.0))
+    scale = truth[-1].inside[column.kind][row][column.scale] if column.scale else 1.0
+    want = truth[-1].inside[column.kind][row][column.name]
+    for wrong in (want + 2 * limit * abs(scale), want - 2 * limit * abs(scale)):
+        values = table.columns[column.name].copy()
+        values[table.names.index(row)] = wrong
+        changed = replace(table, columns={**table.columns, column.name: values})
+        inside = {**record.inside, column.kind: changed}
+        (off,) = _compared(truth, _with_last(alone, replace(record, inside=inside))).off
+        assert (off.column, off.parameter) == (f"{column.kind}: {column.name}", row)
+        assert (off.step, off.found) == (STEPS, wrong)
+
+
+@pytest.mark.parametrize("kind", ["activations", "attention", "experts", "spectra"])
+def test_a_table_that_is_missing_is_off(kind: str, truth: list[Expected], alone: Observed) -> None:
+    record = alone.records[-1]
+    inside = {name: table for name, table in record.inside.items() if name != kind}
+    off = _compared(truth, _with_last(alone, replace(record, inside=inside))).off
+    assert {(d.kind, d.size) for d in off} == {(kind, np.inf)}
+
+
 def test_a_difference_within_its_limit_is_none(truth: list[Expected], alone: Observed) -> None:
     norm = truth[-1].columns["grad_norm"][PARAMETER]
     found = _compared(truth, _with_column(alone, "grad_norm", norm * (1 + 0.9e-5)))
@@ -117,7 +163,7 @@ def test_one_element_in_another_bin_is_off(truth: list[Expected], alone: Observe
 @pytest.mark.parametrize(
     ("change", "column"),
     [
-        ({"losses": {3: 1.0}}, "loss"),
+        ({"losses": {5: 1.0}}, "loss"),
         ({"metrics": {"monitor/grad_norm": 1.0}}, "monitor/grad_norm"),
         ({"metrics": {"monitor/frozen_count": 7.0}}, "monitor/frozen_count"),
     ],
@@ -139,7 +185,7 @@ def test_numbers_over_all_parameters(
         ({"desync": Desync((1,), 0, ("embed.weight",), False)}, "rank 1 diverged in embed"),
         ({"applied": False}, "reports a skipped step"),
         ({"metrics": {"debug/nan_param_count": 1.0}}, "reports non-finite values"),
-        ({"step": 5}, "the steps of the records on rank 0 are not [2, 4]"),
+        ({"step": 5}, "the steps of the records on rank 0 are not [2, 4, 6]"),
     ],
 )
 def test_problems_that_a_record_reports(
@@ -175,8 +221,8 @@ def test_two_equal_ranks(truth: list[Expected], alone: Observed) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"collectives": (2, 3)}, "enters 3 collectives"),
-        ({"nbytes": (1, 1)}, "sends 1 bytes"),
+        ({"collectives": (2, 2, 3)}, "enters 3 collectives"),
+        ({"nbytes": (1, 1, 1)}, "sends 1 bytes"),
         ({"partial": frozenset({"gate.scale"})}, "are needed"),
         ({"sampled": {}}, "not a multiple of its sample"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from distmon.sampling.reading import SampleSize
 from distmon.verify import verify
+from distmon.verify.compare_inside import SPECTRA_FROM
 from distmon.verify.parallelisms import PARALLELISMS
 
 NEED_FOUR = {"fsdp1-hybrid", "fsdp1-hybrid-flat", "hsdp", "fsdp+tp", "pp+ddp"}
@@ -17,7 +18,8 @@ NEED_FOUR = {"fsdp1-hybrid", "fsdp1-hybrid-flat", "hsdp", "fsdp+tp", "pp+ddp"}
 def test_every_parallelism_has_the_record_of_the_unsharded_model(
     ranks: int, skipped: set[str]
 ) -> None:
-    verdicts = [*verify([*PARALLELISMS.values()], None, ranks, steps=4)]
+    steps = 2 * (SPECTRA_FROM + 1) if ranks == 4 else 4
+    verdicts = [*verify([*PARALLELISMS.values()], None, ranks, steps)]
     assert [v.parallelism.name for v in verdicts] == [*PARALLELISMS]
     assert {v.parallelism.name for v in verdicts if v.skipped} == skipped
     wrong = {
@@ -31,6 +33,9 @@ def test_every_parallelism_has_the_record_of_the_unsharded_model(
             continue
         assert verdict.comparison.collectives == 2
         assert verdict.comparison.not_compared == ()
+        for kind in ("activations", "attention", "experts"):
+            assert verdict.comparison.worst(kind) is not None
+        assert (verdict.comparison.worst("spectra") is not None) is (ranks == 4)
         held, sample = sum(verdict.comparison.sampled), verdict.comparison.sample
         if verdict.parallelism.name.startswith(("fsdp1-full", "fsdp-", "pp")):
             replicas = 2 if verdict.parallelism.name == "pp+ddp" else 1

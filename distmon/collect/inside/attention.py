@@ -9,8 +9,8 @@ import torch
 
 from distmon.collect.inside.catalog import spaced
 
-MOST: Final = (2, 4, 16)
-"""Examples, heads and queries of one call that are looked at."""
+MostRead = tuple[int, int, int]
+"""Examples, heads and queries of one call whose logits are computed, at most."""
 _FAR: Final = 1e4
 """A logit this far below the largest one of its query is a mask."""
 
@@ -18,9 +18,12 @@ _FAR: Final = 1e4
 class AttentionRow:
     """The row of one module with attention."""
 
-    def __init__(self, sums: torch.Tensor, maxima: torch.Tensor, any_shape: bool = False) -> None:
+    def __init__(
+        self, sums: torch.Tensor, maxima: torch.Tensor, most: MostRead, any_shape: bool = False
+    ) -> None:
         """`any_shape`: a softmax over three dimensions is attention though they are not square."""
         self.sums, self._maxima = sums, maxima
+        self._most = most
         self._any_shape = any_shape
 
     def add_call(
@@ -47,7 +50,8 @@ class AttentionRow:
         keys = key.reshape(-1, *key.shape[-3:])
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         group = heads // keys.shape[1]
-        examples, chosen, at = (spaced(n, m) for n, m in zip(queries.shape, MOST, strict=False))
+        sizes = zip(queries.shape, self._most, strict=False)
+        examples, chosen, at = (spaced(size, most) for size, most in sizes)
         logits = torch.stack(
             [
                 _some(queries[b, h], at).float() @ keys[b, h // group].float().T * scale
@@ -63,7 +67,7 @@ class AttentionRow:
         mask = None if attn_mask is None else _plain(attn_mask)
         if mask is not None:
             shape = (*queries.shape[:3], keys.shape[-2])
-            mask = _sample(mask.expand(*query.shape[:-3], *shape[1:]).reshape(shape))
+            mask = self._sample(mask.expand(*query.shape[:-3], *shape[1:]).reshape(shape))
             if mask.dtype == torch.bool:
                 logits = logits.masked_fill(~mask, -math.inf)
             else:
@@ -80,7 +84,15 @@ class AttentionRow:
         if found.dim() == 3:
             found = found.unsqueeze(1)
         found = found.reshape(-1, *found.shape[-3:])
-        self._add(_sample(found).float())
+        self._add(self._sample(found).float())
+
+    def _sample(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sampled examples, heads and queries of [examples, heads, queries, keys]."""
+        for dim, most in enumerate(self._most):
+            chosen = spaced(values.shape[dim], most)
+            if len(chosen) < values.shape[dim]:
+                values = torch.stack([values.select(dim, i) for i in chosen], dim)
+        return values
 
     def _add(self, logits: torch.Tensor) -> None:
         """Add the sampled logits, one row for each query."""
@@ -113,12 +125,3 @@ def _plain(tensor: Any) -> torch.Tensor | None:
 
 def _some(rows: torch.Tensor, at: Any) -> torch.Tensor:
     return torch.stack([rows[i] for i in at])
-
-
-def _sample(values: torch.Tensor) -> torch.Tensor:
-    """Return the sampled examples, heads and queries of [examples, heads, queries, keys]."""
-    for dim, most in enumerate(MOST):
-        chosen = spaced(values.shape[dim], most)
-        if len(chosen) < values.shape[dim]:
-            values = torch.stack([values.select(dim, i) for i in chosen], dim)
-    return values

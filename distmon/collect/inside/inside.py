@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from distmon.collect.gradient_gain.in_graph import never_compile_alone, something_was_compiled
 from distmon.collect.inside.activation_rows import UNBOUNDED, bounds_of, reads_by_triton
 from distmon.collect.inside.activations import ActivationHook, ActivationRow
-from distmon.collect.inside.attention import AttentionRow
+from distmon.collect.inside.attention import AttentionRow, MostRead
 from distmon.collect.inside.catalog import Catalog
 from distmon.collect.inside.choosing import WATCHED, call_names
 from distmon.collect.inside.experts import RouterHook
@@ -38,13 +38,20 @@ class WatchedModel:
 class Inside:
     """Measures what the catalog lists. With an empty catalog it does nothing."""
 
-    def __init__(self, catalog: Catalog, model: WatchedModel, device: torch.device) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        model: WatchedModel,
+        device: torch.device,
+        attention_sample: MostRead = (2, 4, 16),
+    ) -> None:
         self.catalog = catalog
         self.watching = Watching()
         self.tables = Tables(catalog, device)
         self.spectra: torch.Tensor | None = None
         """What this rank knows of the matrices, sent with the next observation."""
         self._in_stages = model.in_stages
+        self._attention_sample = attention_sample
         # Without anything to measure the model is not kept alive.
         self._roots = [*model.roots.values()] if catalog else []
         self._hooks: list[tuple[nn.Module, object]] = []
@@ -79,7 +86,7 @@ class Inside:
             if name in attention:
                 row = self.tables.attention(attention[name])
                 of_torch = isinstance(written, nn.MultiheadAttention)
-                tap.attention = AttentionRow(*row, any_shape=of_torch)
+                tap.attention = AttentionRow(*row, self._attention_sample, of_torch)
             for function, rows in call_names(name, written).items():
                 tap.functions[function] = [
                     ActivationRow(

@@ -3,11 +3,12 @@
 It has a parameter for every way to sample a tensor (`distmon/sampling/designs.py`), sizes that do
 not divide by the number of ranks, a first dimension of 1 (most ranks then hold none of it), a
 frozen module, and a trainable one that no optimizer owns. Every trainable parameter gets a gradient
-that is not zero.
+that is not zero. Inside of it there are a saturated activation, dead units and a dead expert.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -31,6 +32,8 @@ HEAD_WIDTH = 6
 HIDDEN = 347
 TOKENS = 16
 EXAMPLES = 16
+EXPERTS = 5
+DEAD_UNITS = 6
 
 
 def example_workload() -> Workload:
@@ -49,6 +52,7 @@ class ExampleModel(nn.Sequential):
             ("embed", TokensAndPairs()),
             ("frozen", frozen),
             ("gate", Gate()),
+            ("mixture", Mixture()),
             ("offset", Offset()),
             *((name, Block()) for name in blocks),
             ("norm", nn.LayerNorm(WIDTH)),
@@ -102,9 +106,60 @@ class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.rand(1, WIDTH) + 0.5)
+        self.squash = nn.Tanh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.scale
+        output: torch.Tensor = x * self.scale + self.squash(4 * x)
+        return output
+
+
+class Experts(nn.Module):
+    """One parameter for all experts, so that it gets a gradient though one of them is never used.
+
+    Some units are zero in every expert.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        scale = 1 + 0.1 * torch.randn(EXPERTS, WIDTH, generator=generator)
+        scale[:, :DEAD_UNITS] = 0
+        self.scale = nn.Parameter(scale)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.act(x.unsqueeze(-2) * self.scale)
+        return (made * shares.unsqueeze(-1)).sum(-2)
+
+
+class Router(nn.Linear):
+    """Returns the logits of all experts; the last one is never chosen."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, EXPERTS - 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.pad(super().forward(x), (0, 1), value=-math.inf)
+
+
+class Mixture(nn.Module):
+    """Prefers two experts for every token.
+
+    Their shares are those of all experts: with the two largest alone, rounding to bfloat16 would
+    send some tokens to another expert, and the model would train differently.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+        self.num_experts, self.top_k = EXPERTS, 2
+        with torch.random.fork_rng(devices=[]):  # leaves the other weights as they were
+            self.router = Router()
+        nn.init.normal_(self.router.weight, std=WIDTH**-0.5, generator=generator)
+        self.experts = Experts(generator)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = x + self.experts(x, self.router(x).softmax(-1))
+        return output
 
 
 class Offset(nn.Module):

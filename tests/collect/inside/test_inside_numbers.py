@@ -20,6 +20,12 @@ from distmon.collect.inside.activation_rows import UNBOUNDED, add_activation
 from distmon.collect.inside.catalog import Catalog
 from distmon.collect.inside.tables import Tables
 from distmon.layout.units import LocalActivation
+from distmon.verify.expected_inside import (
+    activation_statistics,
+    attention_logits,
+    attention_statistics,
+    dead_fraction,
+)
 
 
 class Net(nn.Module):
@@ -98,17 +104,10 @@ def reference(passes: int = 1) -> dict[str, dict[str, float]]:
 
 
 def statistics(x: torch.Tensor) -> dict[str, float]:
-    return {
-        "mean": float(x.mean()),
-        "std": float(x.std(correction=0)),
-        "absmax": float(x.abs().max()),
-        "rms": float(x.square().mean().sqrt()),
-        "norm": float(x.square().mean().sqrt()) * x.shape[1] ** 0.5,
-        "zero_fraction": float((x == 0).double().mean()),
-        "dead_fraction": float((x == 0).all(0).double().mean()),
-        "positions": len(x),
-        "units": x.shape[1],
-    }
+    found = activation_statistics(x)
+    del found["saturated_fraction"]
+    found["norm"] = found["rms"] * x.shape[1] ** 0.5
+    return {**found, "dead_fraction": dead_fraction([x]), "positions": len(x)}
 
 
 def assert_rows(record: Record, expected: dict[str, dict[str, float]]) -> None:
@@ -156,13 +155,9 @@ def test_attention_is_that_of_all_logits(tmp_path: Path) -> None:
     mix = copy.deepcopy(model.blocks[0].mix).double()
     x = data().double()
     q, k = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (3 * mix.q(x), mix.k(x)))
-    logits = (q @ k.mT / 2).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
-    weights = logits.softmax(-1)
-    entropy = -torch.special.xlogy(weights, weights).sum(-1)[..., 1:]  # the first sees one key
-    assert found["logit_max"] == pytest.approx(float(logits.max()), rel=1e-5)
-    assert found["entropy"] == pytest.approx(float(entropy.mean()), rel=1e-5)
-    relative = entropy / torch.arange(2, 7).double().log()
-    assert found["relative_entropy"] == pytest.approx(float(relative.mean()), rel=1e-5)
+    want = attention_statistics([attention_logits(q, k, is_causal=True)])
+    for column, value in want.items():
+        assert found[column] == pytest.approx(value, rel=1e-5), column
 
 
 @pytest.mark.parametrize("weights", [True, False])
