@@ -87,12 +87,15 @@ class Inside:
                 row = self.tables.attention(attention[name])
                 of_torch = isinstance(written, nn.MultiheadAttention)
                 tap.attention = AttentionRow(*row, self._attention_sample, of_torch)
-            for function, rows in call_names(name, written).items():
+            calls = call_names(name, written)
+            # A cell with gates, as that of an LSTM: an open or closed gate is at its bounds.
+            gated = len(calls.get("sigmoid", ())) > 1 and "tanh" in calls
+            for function, rows in calls.items():
                 tap.functions[function] = [
                     ActivationRow(
                         self.watching,
                         self.tables.activation(places[row]),
-                        bounds_of(function),
+                        UNBOUNDED if gated else bounds_of(function),
                         makers.get(name, ()),
                     )
                     for row in rows

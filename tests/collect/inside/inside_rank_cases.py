@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from inside_models import VOCABULARY, Transformer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import distmon
+from benchmarks.alarms.inside_models import VOCABULARY, Transformer
 from distmon import Monitor, Record
 from distmon.attach import attach_source
 from distmon.layout import capture, named_modules

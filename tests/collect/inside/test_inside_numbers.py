@@ -131,6 +131,27 @@ def test_activations(passes: int, tmp_path: Path) -> None:
     assert np.isnan(record.inside["activations"].row("blocks.0")["saturated_fraction"])
 
 
+def test_gates_of_a_recurrent_cell_are_not_saturated(tmp_path: Path) -> None:
+    """They are open or closed: that is no loss of gradient."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gates = nn.Linear(16, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = cell = x.new_zeros(len(x), 8)
+            for step in x.unbind(1):
+                i, f, g, o = self.gates(20 * torch.cat([step, hidden], 1)).chunk(4, 1)
+                cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+                hidden = torch.sigmoid(o) * torch.tanh(cell)
+            return hidden
+
+    table = record_of(Gated(), tmp_path).inside["activations"]
+    assert "(model):tanh" in table.names
+    assert np.isnan(table.columns["saturated_fraction"]).all()
+
+
 def test_a_checkpointed_block_counts_once(tmp_path: Path) -> None:
     torch.manual_seed(0)
     assert_rows(record_of(Net(checkpointed=True), tmp_path), reference())
