@@ -6,7 +6,9 @@
 Every step of a contender is an observed one, so that its cost is not lost in noise; what it takes
 more than a monitor without any of them is divided by 100 steps. Contenders take turns. Two answers:
 the CPU time of whole steps, with one thread, which has everything and much noise; and the time that
-the records state as the monitor's own, which has little noise.
+the records state as the monitor's own, which has little noise. Idle steps are
+measured with nothing and with everything watched. Launches and host waits of an accelerator are
+counted by `tests/simulated_cuda`.
 """
 
 from __future__ import annotations
@@ -67,6 +69,17 @@ def main() -> None:
                 found, sent[name] = _steps(model, optimizer, tokens, kinds, Path(folder) / "run")
                 costs[name] += found
     _print(costs, sent)
+    idle: dict[str, list[float]] = {"none": [], "all": []}
+    for _ in range(options.rounds):
+        for name, seconds in idle.items():
+            with tempfile.TemporaryDirectory() as folder:
+                run = Path(folder) / "run"
+                seconds += _idle_steps(model, optimizer, tokens, CONTENDERS[name], run)
+    for name, seconds in idle.items():
+        print(
+            f"idle steps, {name:5} {1e3 * statistics.median(seconds):.1f} ms "
+            f"({1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f})"
+        )
 
 
 @dataclass(frozen=True)
@@ -87,24 +100,45 @@ def _steps(
     folder: Path,
 ) -> tuple[list[Cost], float]:
     """Return the cost of the observed steps after one that warms up, and the bytes sent."""
-    steps = []
     settings = {"run_dir": folder, "sinks": ["jsonl"], "interval": 1, "budget": None}
     with distmon.attach(model, optimizer, inside=list(kinds), **settings) as monitor:
-        for _ in range(STEPS + 1):
-            begin = time.thread_time()
-            output = model(tokens)
-            logits = output[0] if isinstance(output, tuple) else output
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            monitor.step(loss=loss)
-            steps.append(time.thread_time() - begin)
+        steps = [_step(model, optimizer, tokens, monitor) for _ in range(STEPS + 1)]
         sent = monitor.cycle.observer.collective_bytes
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     # A record states what was spent up to it since the one before.
     own = [record["ranks"]["monitor_seconds"][0] for record in records]
     return [Cost(*each) for each in zip(steps, own, strict=True)][1:], sent
+
+
+def _idle_steps(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    kinds: Sequence[str],
+    folder: Path,
+) -> list[float]:
+    """Return the CPU time of steps between two observations."""
+    settings = {"run_dir": folder, "sinks": ["jsonl"], "interval": INTERVAL, "budget": None}
+    with distmon.attach(model, optimizer, inside=list(kinds), **settings) as monitor:
+        return [_step(model, optimizer, tokens, monitor) for _ in range(STEPS + 1)][1:]
+
+
+def _step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    monitor: distmon.Monitor,
+) -> float:
+    """Train one step and return its CPU time."""
+    begin = time.thread_time()
+    output = model(tokens)
+    logits = output[0] if isinstance(output, tuple) else output
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    monitor.step(loss=loss)
+    return time.thread_time() - begin
 
 
 def _print(costs: dict[str, list[Cost]], sent: dict[str, float]) -> None:
