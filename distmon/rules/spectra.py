@@ -60,7 +60,7 @@ RULES = (
         patience=2,
         needs=("inside/spectral_norm_max",),
         thresholds={
-            "growth": Threshold(2.0, "times the norm at the begin of the window"),
+            "growth": Threshold(3.0, "times the norm at the begin of the window"),
             "window": Threshold(16, "measurements that are remembered"),
             "min_records": Threshold(3, "measurements before anything is compared"),
         },
