@@ -120,8 +120,8 @@ def test_reasons_of_real_faults(tmp_path: Path) -> None:
 
     optimizer.register_step_post_hook(put_back)
     with distmon.attach(model, optimizer, **quiet(tmp_path)) as monitor:
-        model[0].weight.requires_grad_(False)
-        for step in range(1, 5):
+        for step in range(1, 7):
+            model[0].weight.requires_grad_(step < 3)
             optimizer.zero_grad()
             loss = model(batch(step)).square().mean()
             loss.backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def _tokens(news: News) -> Series:
             found.append((int(record.get("attempt") or 0), int(record["step"]), float(given.sum())))
     total, tokens = 0.0, {}
     before: tuple[int, int] = (-1, 0)
-    for (attempt, step, count), after in zip(found, [*found[1:], None], strict=True):
+    for (attempt, step, count), after in zip_longest(found, found[1:]):
         if attempt != before[0] and after is not None and after[0] == attempt and after[1] > step:
             count = (step - before[1]) * after[2] / (after[1] - step)
         total += count
