@@ -145,7 +145,7 @@ def test_the_page_grows_without_a_reload(root: Path) -> None:
             while page.evaluate(f"{loss}.find((t) => t.name === 'loss').x.length") < 70:
                 page.wait_for_timeout(100)
             assert page.evaluate("window.stays") == 1
-            assert "70 / 1000" in page.locator(".cards").text_content()
+            assert shows(page.locator(".cards"), "70 / 1000")
         page = browser.new_page()
         page.set_default_timeout(1000 * LONG_S)
         page.goto(address)
