@@ -2,7 +2,9 @@
 // leave. They run in the backward pass without the interpreter, which no hook of Python does.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <Python.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -11,7 +13,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -23,6 +25,7 @@
 #include "gradient_norm.h"
 #include "guard.h"
 #include "native.h"
+#include "pooled.h"
 #include "python_tensors.h"
 #include "tensor_checks.h"
 
@@ -35,24 +38,30 @@ double seconds_now() {
   return std::chrono::duration<double>(now).count();
 }
 
-// The ends of blocks that a tensor is at; shared by its hook and the table of hooked tensors, and
-// changed with the mutex of the state only.
-using Ends = std::vector<End>;
+// The ends of blocks that a tensor is at. Mostly it leaves one block and enters the next.
+using Ends = c10::SmallVector<End, 2>;
 
-// A tensor that has a hook. The weak pointer keeps its memory from being used for another tensor.
-struct Hooked {
-  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-  uint32_t version;  // after a change in place it has another gradient
-  std::shared_ptr<Ends> ends;
+// A tensor with a history: which output of which function. After a change in place it is another.
+using Origin = std::pair<const torch::autograd::Node*, size_t>;
+
+struct OriginHash {
+  size_t operator()(const Origin& origin) const {
+    return std::hash<const void*>()(origin.first) ^ origin.second;
+  }
 };
+
+class GradientHook;
+
+using HookTable = std::unordered_map<
+    Origin, GradientHook*, OriginHash, std::equal_to<Origin>,
+    PooledAllocator<std::pair<const Origin, GradientHook*>>>;
 
 // What hooks share with the object that has made them, and may outlive it.
 struct State {
   std::mutex mutex;  // nothing that is done with it takes the interpreter lock
   std::atomic<bool> armed{false};
   std::vector<std::array<double, 4>> cells;  // by block: norm and count on either side
-  std::unordered_map<const c10::TensorImpl*, Hooked> hooked;
-  std::vector<std::shared_ptr<Ends>> earlier;  // of tensors that were changed in place since
+  HookTable hooked;                          // the hooks that exist
   PyObject* fallback = nullptr;  // callable(gradient, ends); set with the interpreter lock only
   double seconds = 0;            // that the hooks took
 
@@ -64,6 +73,11 @@ struct State {
       cell[2 * side] = std::hypot(cell[2 * side], norm);
       cell[2 * side + 1] += 1;
     }
+  }
+
+  void add_seconds_since(double begin) {
+    const std::lock_guard<std::mutex> guard(mutex);
+    seconds += seconds_now() - begin;
   }
 
   Ends copy(const Ends& ends) {
@@ -145,16 +159,33 @@ void add_gradient(State& state, const Ends& ends, const at::Tensor& gradient) {
   }
 }
 
-// Runs before the function that made the tensor gets its gradient. Not `Tensor::register_hook`: that
-// removes the hooks that Python has put on a leaf, and cannot be compiled.
+// Runs before the function that made the tensor gets its gradient, and lives as long as that
+// function. Not `Tensor::register_hook`: that removes the hooks that Python has put on a leaf, and
+// cannot be compiled.
 class GradientHook : public torch::autograd::FunctionPreHook {
  public:
-  GradientHook(std::shared_ptr<State> state, std::shared_ptr<Ends> ends, size_t output)
-      : state_(std::move(state)), ends_(std::move(ends)), output_(output) {}
+  GradientHook(std::shared_ptr<State> state, const Origin& origin)
+      : state_(std::move(state)), origin_(origin) {}
+
+  ~GradientHook() override {
+    const std::lock_guard<std::mutex> guard(state_->mutex);
+    const auto known = state_->hooked.find(origin_);
+    if (known != state_->hooked.end() && known->second == this) {
+      state_->hooked.erase(known);
+    }
+  }
+
+  GradientHook(const GradientHook&) = delete;
+  GradientHook& operator=(const GradientHook&) = delete;
+
+  static void* operator new(size_t) { return Pool<sizeof(GradientHook)>::get().take(); }
+  static void operator delete(void* memory) noexcept {
+    Pool<sizeof(GradientHook)>::get().give_back(memory);
+  }
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
-    if (output_ < grads.size()) {
-      add_gradient(*state_, *ends_, grads[output_]);
+    if (origin_.second < grads.size()) {
+      add_gradient(*state_, ends, grads[origin_.second]);
     }
     return grads;
   }
@@ -162,16 +193,18 @@ class GradientHook : public torch::autograd::FunctionPreHook {
   // A compiled backward pass runs without it: nothing is measured there.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
+  Ends ends;  // with the mutex of the state only
+
  private:
   const std::shared_ptr<State> state_;
-  const std::shared_ptr<Ends> ends_;
-  const size_t output_;
+  const Origin origin_;
 };
 
 // Whether the gradient of this tensor can be hooked here. A leaf has no function that made it.
 bool is_plain(const at::Tensor& tensor) {
   return is_strided_memory(*tensor.unsafeGetTensorImpl()) && tensor.device().is_cpu() &&
-      tensor.requires_grad() && !tensor.is_inference() && tensor.grad_fn() != nullptr;
+      tensor.requires_grad() && tensor.is_floating_point() && !tensor.is_inference() &&
+      at::GradMode::is_enabled() && tensor.grad_fn() != nullptr;
 }
 
 struct GainHooks {
@@ -183,10 +216,46 @@ State& state_of(PyObject* self) {
   return **reinterpret_cast<GainHooks*>(self)->state;
 }
 
-PyObject* hook_tensor(PyObject* self, PyObject* arguments) {
-  PyObject* object;
-  long long block, side;
-  if (!PyArg_ParseTuple(arguments, "OLL", &object, &block, &side)) {
+// The tensor in an argument or a result of a block, where it is the usual one.
+const at::Tensor* find_stream(PyObject* value) {
+  if (PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) > 0) {
+    value = PyTuple_GET_ITEM(value, 0);
+  }
+  return tensor_of(value);
+}
+
+void hook_origin(const std::shared_ptr<State>& state, const at::Tensor& tensor, const End& end) {
+  torch::autograd::Node* const function = tensor.grad_fn().get();
+  const Origin origin = {function, tensor.output_nr()};
+  {
+    const std::lock_guard<std::mutex> guard(state->mutex);
+    const auto known = state->hooked.find(origin);
+    if (known != state->hooked.end()) {
+      Ends& ends = known->second->ends;
+      // A checkpointed block is called again in the backward pass, with the same input.
+      if (std::find(ends.begin(), ends.end(), end) == ends.end()) {
+        ends.push_back(end);
+      }
+      return;
+    }
+  }
+  auto hook = std::make_unique<GradientHook>(state, origin);
+  GradientHook* const made = hook.get();
+  made->ends.push_back(end);
+  // Without the lock: when this throws, the hook is destroyed, which takes it.
+  function->add_tensor_pre_hook(std::move(hook));
+  const std::lock_guard<std::mutex> guard(state->mutex);
+  state->hooked.emplace(origin, made);
+}
+
+PyObject* hook_value(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  const double begin = seconds_now();
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "hook takes three arguments");
+    return nullptr;
+  }
+  const auto block = PyLong_AsLongLong(arguments[1]), side = PyLong_AsLongLong(arguments[2]);
+  if (PyErr_Occurred() != nullptr) {
     return nullptr;
   }
   const std::shared_ptr<State> state = *reinterpret_cast<GainHooks*>(self)->state;
@@ -194,34 +263,12 @@ PyObject* hook_tensor(PyObject* self, PyObject* arguments) {
     PyErr_SetString(PyExc_IndexError, "there is no such block");
     return nullptr;
   }
-  const at::Tensor* const tensor = tensor_of(object);
+  const at::Tensor* const tensor = find_stream(arguments[0]);
   if (tensor == nullptr || !is_plain(*tensor)) {
     Py_RETURN_FALSE;
   }
-  const auto version = static_cast<uint32_t>(tensor->_version());
-  const c10::TensorImpl* const key = tensor->unsafeGetTensorImpl();
-  const auto known = state->hooked.find(key);
-  const End end = {block, side};
-  const std::lock_guard<std::mutex> guard(state->mutex);
-  if (known != state->hooked.end() && !known->second.tensor.expired()) {
-    Ends& ends = *known->second.ends;
-    if (known->second.version == version) {
-      // A checkpointed block is called again in the backward pass, with the same input.
-      if (std::find(ends.begin(), ends.end(), end) == ends.end()) {
-        ends.push_back(end);
-      }
-      Py_RETURN_TRUE;
-    }
-    state->earlier.push_back(known->second.ends);
-  }
-  auto ends = std::make_shared<Ends>(1, end);
-  tensor->grad_fn()->add_tensor_pre_hook(
-      std::make_unique<GradientHook>(state, ends, tensor->output_nr()));
-  state->hooked.insert_or_assign(
-      key,
-      Hooked{
-          c10::weak_intrusive_ptr<c10::TensorImpl>(tensor->getIntrusivePtr()), version,
-          std::move(ends)});
+  hook_origin(state, *tensor, {block, side});
+  state->add_seconds_since(begin);
   Py_RETURN_TRUE;
 }
 
@@ -237,15 +284,10 @@ PyObject* set_armed(PyObject* self, PyObject* armed) {
 PyObject* clear_cells(PyObject* self, PyObject*) {
   State& state = state_of(self);
   const std::lock_guard<std::mutex> guard(state.mutex);
-  for (auto each = state.hooked.begin(); each != state.hooked.end();) {
+  for (const auto& [origin, hook] : state.hooked) {
     // A tensor that lives on keeps its hook; it is measured if a block is called with it again.
-    each->second.ends->clear();
-    each = each->second.tensor.expired() ? state.hooked.erase(each) : std::next(each);
+    hook->ends.clear();
   }
-  for (const auto& ends : state.earlier) {
-    ends->clear();
-  }
-  state.earlier.clear();
   std::fill(state.cells.begin(), state.cells.end(), std::array<double, 4>{});
   Py_RETURN_NONE;
 }
@@ -288,8 +330,8 @@ void deallocate(PyObject* self) {
   PyObject_GC_Del(self);
 }
 
-PyObject* guarded_hook_tensor(PyObject* self, PyObject* arguments) {
-  return guarded([&] { return hook_tensor(self, arguments); });
+PyObject* guarded_hook_value(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] { return hook_value(self, arguments, count); });
 }
 
 PyObject* guarded_clear_cells(PyObject* self, PyObject* arguments) {
@@ -301,8 +343,8 @@ PyObject* guarded_read_cells(PyObject* self, PyObject* out) {
 }
 
 PyMethodDef methods[] = {
-    {"hook", guarded_hook_tensor, METH_VARARGS,
-     "hook(tensor, block, side) -> bool: whether its gradient is measured now."},
+    {"hook", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(guarded_hook_value)), METH_FASTCALL,
+     "hook(value, block, side) -> bool: whether the gradient of its tensor is measured now."},
     {"arm", set_armed, METH_O, "arm(armed): measure gradients, or ignore them."},
     {"take_seconds", take_seconds, METH_NOARGS, "Seconds in hooks since the last call."},
     {"clear", guarded_clear_cells, METH_NOARGS, "Set all norms and counts to 0."},

@@ -130,8 +130,11 @@ class IdleLane(Protocol):
 class GainHooks(Protocol):
     """Adds the norms of gradients to both sides of blocks, in the backward pass, without Python."""
 
-    def hook(self, tensor: torch.Tensor, block: int, side: int) -> bool:
-        """Measure the gradient of `tensor`; False for one that Python has to hook."""
+    def hook(self, value: Any, block: int, side: int) -> bool:
+        """Measure the gradient of a tensor, or of the first one in a tuple.
+
+        False for one that Python has to find or to hook.
+        """
         ...
 
     def arm(self, armed: bool) -> None: ...

@@ -72,24 +72,22 @@ class BlockHooks:
             hook = self._on_input if side == INPUT else self._on_output
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def hook_gradient(self, side: int, first: Any, others: Any) -> None:
-        """Register a hook on `first` if it gets a gradient, else on a tensor in `others`.
+    def hook_gradient(self, side: int, usual: Any, values: Any) -> None:
+        """Register a hook on the tensor in `values` that gets a gradient.
 
-        Runs twice for every block of an observed step, so the usual case comes first.
+        Runs twice for every block of an observed step; `usual` is where the tensor mostly is.
         """
         switch = self.switch
-        try:
-            begin = perf_counter()
-            usual = type(first) is torch.Tensor and _carries_gradient(first)
-            tensor = first if usual else _stream(others)
-            compiled = switch.compiled
-            if tensor is not None and not (
-                compiled is not None and compiled.hook(tensor, self._number, side)
-            ):
-                _hook_tensor(tensor, switch, (self, side))
-            switch.seconds += perf_counter() - begin
-        except Exception as error:  # never into the forward pass of the user
-            switch.fault = error
+        compiled = switch.compiled
+        if compiled is not None and compiled.hook(usual, self._number, side):
+            return
+        begin = perf_counter()
+        tensor = _stream(values)
+        if tensor is not None and not (
+            compiled is not None and compiled.hook(tensor, self._number, side)
+        ):
+            _hook_tensor(tensor, switch, (self, side))
+        switch.seconds += perf_counter() - begin
 
     def _on_input(self, gradient: torch.Tensor) -> None:
         self._add(INPUT, gradient)
@@ -123,7 +121,7 @@ class BlockEnd(OwnHook):
                 hooks.hook_in_graph(self._side, (args, value) if is_input else value)
             elif hooks.switch.armed:
                 if is_input:
-                    hooks.hook_gradient(INPUT, args[0] if args else None, (args, value))
+                    hooks.hook_gradient(INPUT, args, (args, value))
                 else:
                     hooks.hook_gradient(OUTPUT, value, value)
         except Exception as error:  # never into the forward pass of the user
