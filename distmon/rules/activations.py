@@ -34,6 +34,7 @@ def check_dead(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
             measured=dead,
             threshold=limits["fraction"],
             fading=dead <= limits["fraction"],
+            once=True,
         )
 
 
@@ -54,6 +55,7 @@ def check_saturated(record: Record, limits: Limits, memory: Memory) -> Iterable[
             measured=share,
             threshold=limits["fraction"],
             fading=share <= limits["fraction"],
+            once=True,
         )
 
 
@@ -95,7 +97,8 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     The spread is the share of the squared norm that differs from position to position. It has to be
     small, and small against what it was. Alone it is an info: many models output the mean of their
     targets before they learn more. It is a warning when a constant output solves the objective,
-    that is, the loss has nearly vanished, and when it stays.
+    that is, the loss has nearly vanished, and when it stays. Of a loss that is below zero at times,
+    as that of a policy, nothing of this follows: one action may be the best everywhere.
     """
     if (table := record.inside.get(_KIND)) is None:
         return
@@ -114,7 +117,7 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         sign = ""
         if left < limits["loss_left"]:
             sign = f"; the loss is at {left:.1%} of its start: a constant output solves it"
-        elif low[name] >= limits["persistent"]:
+        elif low[name] >= limits["persistent"] and not record.history.negative:
             sign = f"; it has been so for {low[name]} measurements"
         yield Finding(
             key=name,
@@ -126,6 +129,7 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
             f"before{sign}",
             measured=spread,
             threshold=limits["spread"],
+            once=True,
         )
 
 

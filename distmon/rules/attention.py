@@ -41,6 +41,7 @@ def check_blowup(record: Record, limits: Limits, memory: Memory) -> Iterable[Fin
         f"also above the limit: {name_some(names[1:], 3) or 'none'}",
         measured=now,
         threshold=limits["logit"],
+        once=True,
     )
 
 

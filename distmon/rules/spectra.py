@@ -48,6 +48,7 @@ def check_growth(record: Record, limits: Limits, memory: Memory) -> Iterable[Fin
                 f"{len(before)} measurements ago; the median of all matrices is {typical:.3g}",
                 measured=factor,
                 threshold=limits["growth"],
+                once=True,
             )
 
 
