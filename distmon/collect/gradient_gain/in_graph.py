@@ -28,19 +28,28 @@ def operator_library() -> torch.library.Library | None:
     """
     try:
         from torch._higher_order_ops import register_hook  # noqa: F401
+    except ImportError:
+        return None
+    return register_effect(
+        "add_norm(Tensor part, Tensor row, int side, int copies) -> ()", add_norm
+    )
+
+
+def register_effect(schema: str, function: Callable[..., None]) -> torch.library.Library | None:
+    """Register an operator of `torch.ops.distmon` that a compiled graph calls for its effect.
+
+    The result has to be kept. None where this torch has no operators with effects.
+    """
+    name = schema.partition("(")[0]
+    try:
         from torch._library.effects import EffectType
 
         # Not `torch.library.custom_op`: its calls take 15 us, these 2.5.
         library = torch.library.Library("distmon", "FRAGMENT")  # type: ignore[no-untyped-call]
-        library.define(  # type: ignore[no-untyped-call]
-            "add_norm(Tensor part, Tensor row, int side, int copies) -> ()",
-            tags=(torch.Tag.flexible_layout,),
-        )
-        library.impl(  # type: ignore[no-untyped-call]
-            "add_norm", add_norm, "CompositeExplicitAutograd"
-        )
-        torch.library.register_fake("distmon::add_norm", lambda *_: None, lib=library)
-        library._register_effectful_op("distmon::add_norm", EffectType.ORDERED)
+        library.define(schema, tags=(torch.Tag.flexible_layout,))  # type: ignore[no-untyped-call]
+        library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"distmon::{name}", lambda *_: None, lib=library)
+        library._register_effectful_op(f"distmon::{name}", EffectType.ORDERED)
     except (ImportError, AttributeError):
         return None
     return library

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from distmon.collect.gradient_gain.in_graph import never_compile_alone
+from distmon.collect.gradient_gain.in_graph import never_compile_alone, register_effect
 from distmon.collect.inside.activation_rows import Bounds, add_activation
 from distmon.collect.inside.tables import Watching
 from distmon.collect.own_hooks import OwnHook
@@ -113,28 +113,12 @@ def _first_tensor(value: Any, nesting: int = _NESTING) -> torch.Tensor | None:
 
 @cache
 def operator_library() -> torch.library.Library | None:
-    """Register `torch.ops.distmon.add_activation`, which a compiled graph calls.
-
-    As `add_norm` of the gradient gain: an operator with an effect, whose mutation is not declared.
-    None where this torch has no such operators; then compiled graphs are left alone.
-    """
-    try:
-        from torch._library.effects import EffectType
-
-        library = torch.library.Library("distmon", "FRAGMENT")  # type: ignore[no-untyped-call]
-        library.define(  # type: ignore[no-untyped-call]
-            "add_activation(Tensor values, Tensor sums, Tensor maxima, bool channels_first, "
-            "float low, float high) -> ()",
-            tags=(torch.Tag.flexible_layout,),
-        )
-        library.impl(  # type: ignore[no-untyped-call]
-            "add_activation", _add_from_graph, "CompositeExplicitAutograd"
-        )
-        torch.library.register_fake("distmon::add_activation", lambda *_: None, lib=library)
-        library._register_effectful_op("distmon::add_activation", EffectType.ORDERED)
-    except (ImportError, AttributeError):
-        return None
-    return library
+    """Register `torch.ops.distmon.add_activation`; None where compiled graphs are left alone."""
+    return register_effect(
+        "add_activation(Tensor values, Tensor sums, Tensor maxima, bool channels_first, "
+        "float low, float high) -> ()",
+        _add_from_graph,
+    )
 
 
 def _add_from_graph(

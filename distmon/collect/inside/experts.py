@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from time import perf_counter
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from distmon.collect.gradient_gain.in_graph import never_compile_alone
+from distmon.collect.gradient_gain.in_graph import never_compile_alone, register_effect
 from distmon.collect.inside.catalog import EXPERT_SUMS
 from distmon.collect.inside.tables import Watching
 from distmon.collect.own_hooks import OwnHook
@@ -39,24 +40,37 @@ class RouterHook(OwnHook):
 
         `modules`: the router and the module that holds it, which say how many experts are chosen.
         """
-        self._watching = watching
+        self.watching = watching
         self._experts, begin = place
-        self._row = sums[begin : begin + len(EXPERT_SUMS)]
-        self._loads = sums[begin + len(EXPERT_SUMS) :][: self._experts]
+        self._sums = sums[begin : begin + len(EXPERT_SUMS) + self._experts]
+        self._sums.router = self  # type: ignore[attr-defined]
+        torch._dynamo.mark_static_address(self._sums)
+        # `data` has a version of its own: autograd may have saved the row for a compiled graph.
+        data, columns = self._sums.data, len(EXPERT_SUMS)
+        self._row, self._loads = data[:columns], data[columns:]
         self._chosen = _chosen_experts(modules, self._experts)
-        never_compile_alone(RouterHook.__call__)
+        self._traceable = operator_library() is not None
+        never_compile_alone(RouterHook.__call__, RouterHook.add, _tensors)
 
     def __call__(self, module: nn.Module, _args: Any, output: Any) -> None:
-        if is_compiling() or not self._watching.armed:
-            return
+        # In this order: a compiler that reads the switch would recompile when it changes.
+        if is_compiling():
+            if module.training and torch.is_grad_enabled() and self._traceable:
+                found = [t.detach() for t in _tensors(output) if type(t) is torch.Tensor]
+                torch.ops.distmon.add_routing(found, self._sums)
+        elif self.watching.armed and self.watching.counts(module.training, self._sums.device):
+            self.add(_tensors(output))
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Add what the router returned for a batch."""
+        begin = perf_counter()
         try:
-            begin = perf_counter()
-            if self._watching.counts(module.training, self._row.device):
-                with torch.no_grad():
-                    self._add([*_tensors(output)])
-            self._watching.seconds += perf_counter() - begin
+            with torch.no_grad():
+                parts = (local_part(tensor.detach()) for tensor in tensors)
+                self._add([part[0] for part in parts if part is not None])
         except Exception as error:
-            self._watching.failed(error, self._row, self._loads)
+            self.watching.failed(error, self._row, self._loads)
+        self.watching.seconds += perf_counter() - begin
 
     def _add(self, tensors: Sequence[torch.Tensor]) -> None:
         experts = self._experts
@@ -95,11 +109,21 @@ def _chosen_experts(modules: Iterable[nn.Module | None], experts: int) -> int:
     return 1
 
 
-def _tensors(value: Any, nesting: int = 3) -> Iterator[torch.Tensor]:
+def _tensors(value: Any, nesting: int = 3) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        part = local_part(value.detach())
-        if part is not None:
-            yield part[0]
-    elif nesting and isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each, nesting - 1)
+        return [value]
+    if nesting and isinstance(value, tuple | list):
+        return [tensor for each in value for tensor in _tensors(each, nesting - 1)]
+    return []
+
+
+@cache
+def operator_library() -> torch.library.Library | None:
+    """Register `torch.ops.distmon.add_routing`; None where compiled graphs are left alone."""
+    return register_effect("add_routing(Tensor[] values, Tensor sums) -> ()", _add_from_graph)
+
+
+def _add_from_graph(values: list[torch.Tensor], sums: torch.Tensor) -> None:
+    router: RouterHook | None = getattr(sums, "router", None)
+    if router is not None and router.watching.counts_in_graph(sums.device):
+        router.add(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from distmon.collect.inside.tables import Tables, Watching
 from distmon.collect.own_hooks import OwnHook
 from distmon.device import to_device
 from distmon.layout import NamedModule
+
+log = logging.getLogger("distmon")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Inside:
         self._taps = FunctionTaps(self.watching)
         self._handles: list[RemovableHandle] = []
         self._removable = device.type == "cpu"
+        self._said = False
         if catalog:
             self._make_hooks(model)
         if catalog.activations:
@@ -146,11 +150,22 @@ class Inside:
         self.watching.armed = wanted
         self.watching.in_training_forward = False
         if wanted:
+            self._say_what_is_compiled()
             self.tables.clear()
             self._taps.restart()
             self.install()
         elif not first and self._removable and not something_was_compiled():
             self._remove_hooks()
+
+    def _say_what_is_compiled(self) -> None:
+        if self._said or not something_was_compiled():
+            return
+        self._said = True
+        if any(isinstance(hook, Tap) for _, hook in self._hooks):
+            log.warning(
+                "inside: %sfunctions such as F.relu are not measured in a process that compiles",
+                "attention and " if self.catalog.attention else "",
+            )
 
     def take_fault(self) -> Exception | None:
         """Return what failed in a hook since the last call."""

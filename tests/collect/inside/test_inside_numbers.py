@@ -158,13 +158,16 @@ def test_a_checkpointed_block_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model_is_measured_in_one_graph(backend: str, tmp_path: Path) -> None:
+def test_a_compiled_model_is_measured_in_one_graph(
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     model: Any = torch.compile(Net(), backend=backend, fullgraph=True)
     record = record_of(model, tmp_path)
     expected = {n: row for n, row in reference().items() if ":" not in n}  # functions are inside
     assert_rows(record, expected)
+    assert caplog.text.count("attention and functions such as F.relu are not measured") == 1
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 

@@ -63,6 +63,24 @@ class Moe(nn.Module):
         return output
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_router_of_a_compiled_model_is_counted_in_one_graph(
+    backend: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = nn.Sequential(Moe(), Moe())
+    x = torch.randn(4, 32, 16)
+    want = record_of(model, x, tmp_path / "eager").inside["experts"]
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
+    found = record_of(compiled, x, tmp_path / "compiled").inside["experts"]
+    assert [name.removeprefix("_orig_mod.") for name in found.names] == [*want.names]
+    for column, values in want.columns.items():
+        np.testing.assert_allclose(found.columns[column], values, rtol=1e-9)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def test_a_gate_that_returns_logits(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Moe(), Moe())
