@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import torch
 from rich.console import Console
@@ -21,7 +22,7 @@ def make_console(is_main: bool) -> Console:
 
 
 class Display:
-    """The progress of one run. A context manager around the training loop."""
+    """The progress of one run. `shown` is the context of the training loop."""
 
     def __init__(self, console: Console, steps: int, first: int, tokens_per_step: int) -> None:
         self.console, self.steps, self.tokens_per_step = console, steps, tokens_per_step
@@ -38,17 +39,9 @@ class Display:
             refresh_per_second=1 / REFRESH_SECONDS,
             expand=True,
         )
+        self.shown = self._bar if self.has_bar else nullcontext()
         self._task = self._bar.add_task("", total=steps, completed=first, loss="-", speed="-")
         self._last_time, self._last_step = time.perf_counter(), first
-
-    def __enter__(self) -> Display:
-        if self.has_bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.has_bar:
-            self._bar.stop()
 
     def advance(self, step: int, loss: torch.Tensor) -> None:
         """Move the bar. Reads the loss, which waits for the device, a few times a second only."""

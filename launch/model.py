@@ -89,7 +89,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Byte ids (batch, time) to logits (batch, time, vocabulary); `time` is at most the context.
 
-    The outputs of a second head follow those of the first in the last dimension.
+    The outputs of a second head follow those of the first in the last dimension. A pipeline stage
+    lacks some blocks, and the embeddings or the head: it gets or returns activations instead.
     """
 
     def __init__(self, shape: Shape, init_std: float = 0.02) -> None:
@@ -97,7 +98,7 @@ class GPT(nn.Module):
         self.shape = shape
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.kinds:
@@ -106,7 +107,7 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=init_std)
         # The residual stream sums 2 x layers branches; its variance should not grow with depth.
-        for block in self.blocks:
+        for block in self.blocks.values():
             for last in (block.attn.out, block.mlp.down):
                 nn.init.normal_(last.weight, std=init_std / math.sqrt(2 * shape.layers))
         if shape.tied:
@@ -114,16 +115,15 @@ class GPT(nn.Module):
         self.to(getattr(torch, shape.dtype))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = embed_bytes(ids, self.embed, self.positions)
-        for block in self.blocks:
+        x = ids
+        if self.embed is not None:
+            x = self.embed(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks.values():
             x = block(x)
+        if self.head is None:
+            return x
         x = self.norm(x)
         return torch.cat([self.head(x), self.kind(x)], -1) if self.shape.kinds else self.head(x)
-
-
-def embed_bytes(ids: torch.Tensor, embed: nn.Module, positions: nn.Module) -> torch.Tensor:
-    """Return the input of the first block: the vector of every byte plus that of its position."""
-    return embed(ids) + positions(torch.arange(ids.shape[1], device=ids.device))
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from launch.ranks import BadInput
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def attach_monitor(trainer: Trainer, state: dict[str, Any] | None) -> Any:
     """
     import distmon
 
-    options, parallel, optimizer = trainer.options, trainer.parallel, trainer.optimizer
+    options, parallel = trainer.options, trainer.parallel
     settings = {
         "console": trainer.console,
         "total_steps": options.steps,
@@ -64,14 +62,13 @@ def attach_monitor(trainer: Trainer, state: dict[str, Any] | None) -> Any:
         **options.monitor_settings,
     }
     with trainer.ranks.stop_together(), bad_settings_are_bad_input():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            monitor: Any = distmon.attach(parallel.module, optimizer, **settings)
-        else:
+        if parallel.reports_steps:
             import distmon.deepspeed
 
             tokens = trainer.ranks.share(options.tokens_per_step)
             monitor = distmon.deepspeed.attach(parallel.module, tokens=tokens, **settings)
-            monitor = EngineMonitor(monitor)
+        else:
+            monitor = distmon.attach(parallel.module, parallel.optimizer, **settings)
         if state is not None:
             monitor.load_state_dict(state)
     if options.tasks:
@@ -88,19 +85,3 @@ def bad_settings_are_bad_input() -> Iterator[None]:
         yield
     except DistmonError as error:
         raise BadInput(str(error)) from None
-
-
-class EngineMonitor:
-    """The monitor of a DeepSpeed engine, to which the engine itself reports every step."""
-
-    def __init__(self, monitor: Any) -> None:
-        self._monitor = monitor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._monitor, name)
-
-    def check(self, **_: object) -> None:
-        """Do nothing; the engine has reported its gradient norm."""
-
-    def step(self, **_: object) -> None:
-        """Do nothing; the engine has reported its step."""

@@ -39,6 +39,14 @@ EPILOG = "\n".join(
         "torchrun returns 1 when a rank's is not 0, and lists that of each rank.",
     ]
 )
+UNSUPPORTED = [
+    ("tasks", PARALLELISMS.keys() - {"ddp"}, ": a task's own gradient needs whole parameters"),
+    ("tied", {"pp"}, ": embedding and head are on different ranks"),
+    # Tensor parallelism trains, but compiled code keeps the process groups after the run.
+    ("compile", {"tp", "fsdp+tp", "deepspeed"}, ""),
+    ("bf16_weights", {"deepspeed"}, ", whose engine keeps float32 copies of the weights"),
+]
+"""Options that do not work with some choices of `--parallel`, and why."""
 PANELS = ("data", "model", "training", "parallelism", "output", "checkpoints", "faults", "monitor")
 _data, _model, _training, _parallel, _output, _checkpoints, _faults, _monitor = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
@@ -213,9 +221,7 @@ def check_options(options: Options, world: int) -> None:
         raise BadInput(f"--zero is for --parallel deepspeed, not {mode}")
     if mode != "ddp" and world < 2:
         raise BadInput(f"--parallel {mode} needs at least 2 ranks; start with torchrun")
-    if mode != "ddp" and options.tasks:
-        raise BadInput(
-            f"--tasks does not work with --parallel {mode}: the gradient of each task alone is "
-            "taken on whole parameters"
-        )
+    for name, modes, why in UNSUPPORTED:
+        if mode in modes and getattr(options, name):
+            raise BadInput(f"--{name.replace('_', '-')} does not work with --parallel {mode}{why}")
     parallelism_class(mode).divide(options, world).check_batch(options.batch_size)

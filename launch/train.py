@@ -27,7 +27,7 @@ from launch.display import Display, make_console
 from launch.faults import plan_fault
 from launch.model import GPT
 from launch.monitoring import STOPPED, attach_monitor, check_settings
-from launch.optimizer import build_optimizer, learning_rate
+from launch.optimizer import learning_rate
 from launch.options import read_options
 from launch.parallel import parallelism_class
 from launch.parallel.base import MicroBatch
@@ -61,11 +61,8 @@ class Trainer:
 
         self.parallel = parallelism_class(options.parallel)(model, options, ranks, self.device)
         cleanup.callback(self.parallel.close)
-        self.optimizer = self.parallel.prepare_optimizer(
-            build_optimizer(self.parallel.parameters, self.parallel.shards.shapes, options)
-        )
         if saved.get("optimizer"):
-            self.parallel.load_optimizer_state(self.optimizer, saved["optimizer"])
+            self.parallel.load_optimizer_state(saved["optimizer"])
         self.batches = Batches(self.corpus.train, options, self.parallel.sizes, ranks.rank)
         with ranks.stop_together():
             self.fault = plan_fault(options, self.parallel)
@@ -83,7 +80,7 @@ class Trainer:
         options, started = self.options, time.perf_counter()
         code, outcome = 0, "done:"
         try:
-            with self.display, Interruption(self.ranks) as interruption:
+            with self.display.shown, Interruption(self.ranks) as interruption:
                 if options.eval_every and self.step == 0:
                     self.evaluate()
                 while self.step < options.steps and not code:
@@ -112,7 +109,7 @@ class Trainer:
         self.step = step = self.step + 1
         tokens = self.ranks.share(options.tokens_per_step)
         lr = learning_rate(step, options)
-        for group in self.optimizer.param_groups:
+        for group in parallel.optimizer.param_groups:
             group["lr"] = lr
         if options.inject and step == max(options.inject_at, self.first_step + 1):
             self.display.line(fault.describe(), style="dim")
@@ -126,12 +123,11 @@ class Trainer:
         grad_norm = parallel.gradient_norm()
         if monitor:
             monitor.check(grad_norm=grad_norm)
-        parallel.clip_gradients(grad_norm, options.clip)
-        self.optimizer.step()
+        parallel.optimizer_step(grad_norm)
         fault.after_step(step)
-        if monitor:
+        if monitor and not parallel.reports_steps:
             monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
-        self.optimizer.zero_grad()
+        parallel.optimizer.zero_grad()
 
         self.display.advance(step, self.recent_losses[-1])
         if self.prints_loss and (step % options.log_every == 0 or step == options.steps):
@@ -172,7 +168,7 @@ class Trainer:
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint that any parallelism on any number of ranks can resume from."""
-        weights, optimizer_state = self.parallel.full_state(self.optimizer)
+        weights, optimizer_state = self.parallel.full_state()
         if not self.ranks.is_main:
             return
         content = {

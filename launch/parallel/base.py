@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from launch.model import GPT, TaskLosses
+from launch.optimizer import build_optimizer
 from launch.options import Options
 from launch.ranks import BadInput, Ranks, local
 
@@ -87,8 +88,11 @@ class Parallelism:
 
     All ranks build one together, from the same whole model on the device, and call the same methods
     in the same order: most of them are collectives. Each step calls `forward_backward`,
-    `gradient_norm` and `clip_gradients`, then the optimizer of `parameters` takes its step.
+    `gradient_norm` and `optimizer_step`.
     """
+
+    reports_steps = False
+    """Whether `module` itself reports steps and gradient norms to the monitor."""
 
     def __init__(self, model: GPT, options: Options, ranks: Ranks, device: torch.device) -> None:
         self.options, self.ranks, self.device = options, ranks, device
@@ -109,6 +113,7 @@ class Parallelism:
         """This rank's parameters, or shards of them, by name in the whole model."""
         counts = {name: local(each).numel() for name, each in self.parameters.items()}
         self.shards = ShardTable(shapes, ranks.gather(counts))
+        self.optimizer = build_optimizer(self.parameters, shapes, options)
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
@@ -119,14 +124,10 @@ class Parallelism:
         """Distribute the model, and return the module that training calls."""
         return torch.compile(model) if self.options.compile else model
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Take over the optimizer of `parameters`, and return the one that the loop steps."""
-        return optimizer
-
     def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[object]:
         """Return the context of one micro-batch; ranks exchange gradients in the last one only."""
-        del last
-        return contextlib.nullcontext()
+        has_switch = hasattr(self.module, "no_sync")  # DDP and FSDP1
+        return contextlib.nullcontext() if last or not has_switch else self.module.no_sync()
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
         """Fill the gradients of a step; return this rank's own loss, if it computes one."""
@@ -140,19 +141,24 @@ class Parallelism:
                 if self.report_tasks and last:
                     self.report_tasks(losses)
                 loss = sum(losses.values()) * factor
-                loss.backward()
+                self.backward(loss)
             total += loss.detach()
         return total
 
-    def gradient_norm(self) -> torch.Tensor:
-        """Return the norm of the gradient of the global batch, before clipping."""
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of one micro-batch."""
+        loss.backward()
+
+    def gradient_norm(self) -> torch.Tensor | None:
+        """Return the norm of the gradient of the global batch, if it is known before the step."""
         return nn.utils.get_total_norm(
             [each.grad for each in self.parameters.values() if each.grad is not None]
         )
 
-    def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
-        """Scale the gradients, whose norm is `norm`, so that it is at most `limit`."""
-        nn.utils.clip_grads_with_norm_(self.parameters.values(), limit, norm)
+    def optimizer_step(self, norm: torch.Tensor | None) -> None:
+        """Clip the gradients, whose norm is `norm`, and update the parameters."""
+        nn.utils.clip_grads_with_norm_(self.parameters.values(), self.options.clip, norm)
+        self.optimizer.step()
 
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
@@ -166,37 +172,36 @@ class Parallelism:
         assert loss is not None
         return loss
 
-    def full_state(self, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def full_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return whole weights and optimizer state by parameter name; empty except on rank 0."""
         from torch.distributed.checkpoint import state_dict as dcp
 
         # FSDP1 copies to the CPU and then frees the original, which on the CPU is the same memory.
         offload = self.device.type != "cpu"
         options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=offload)
-        weights = dcp.get_model_state_dict(self.model, options=options)
-        state = dcp.get_optimizer_state_dict(self.model, optimizer, options=options)
+        weights, state = dcp.get_state_dict(self.model, self.optimizer, options=options)
         return (weights, state["state"]) if self.ranks.is_main else ({}, {})
 
-    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load what `full_state` returned, under whatever parallelism; each rank has all of it."""
         from torch.distributed.checkpoint import state_dict as dcp
 
         names = {parameter: name for name, parameter in self.parameters.items()}
         groups = [
             {**group, "params": [names[each] for each in group["params"]]}
-            for group in optimizer.param_groups
+            for group in self.optimizer.param_groups
         ]
         content = {"state": state, "param_groups": groups}
         options = dcp.StateDictOptions(full_state_dict=True, strict=False)
-        dcp.set_optimizer_state_dict(self.model, optimizer, content, options=options)
+        dcp.set_optimizer_state_dict(self.model, self.optimizer, content, options=options)
         # torch makes a state for every parameter; one that never had a gradient has none.
         for name in self.parameters.keys() - state.keys():
-            optimizer.state.pop(self.parameters[name], None)
+            self.optimizer.state.pop(self.parameters[name], None)
 
     def close(self) -> None:
         """Release what would keep process groups alive. Nothing works after it."""
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of every forward pass."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16)
 

@@ -34,7 +34,7 @@ class FullySharded(Sharded):
         if sizes["tensor"] > 1:
             split_layers(model, mesh["tensor"])
             mesh = mesh["shards"]
-        for block in model.blocks:
+        for block in model.blocks.values():
             fully_shard(block, mesh=mesh)
         # FSDP2 warns of in-place changes to its output; nothing here changes logits in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")

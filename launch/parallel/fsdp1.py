@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from torch import nn
@@ -27,19 +26,17 @@ class FlatSharded(Sharded):
         )
         return self.model
 
-    def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if last else self.module.no_sync()
-
-    def full_state(self, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def full_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Add a state for the call where no rank has one: FSDP1 wants one of every parameter."""
-        having = [name for name, each in self.parameters.items() if each in optimizer.state]
+        states = self.optimizer.state
+        having = [name for name, each in self.parameters.items() if each in states]
         missing = self.parameters.keys() - set().union(*self.ranks.gather(having))
-        like = next(iter(optimizer.state.values()))
+        like = next(iter(states.values()))
         for name in missing:
             parameter = self.parameters[name]
-            optimizer.state[parameter] = blank_state(like, parameter)
-        weights, state = super().full_state(optimizer)
+            states[parameter] = blank_state(like, parameter)
+        weights, state = super().full_state()
         for name in missing:
-            optimizer.state.pop(self.parameters[name])
+            states.pop(self.parameters[name])
             state.pop(name, None)
         return weights, state

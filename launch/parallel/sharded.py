@@ -33,7 +33,7 @@ class Sharded(Parallelism):
     def compile_blocks(self, model: GPT) -> None:
         """Compile every block in place, if requested; before sharding, which works on blocks."""
         if self.options.compile:
-            for block in model.blocks:
+            for block in model.blocks.values():
                 block.compile()
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:

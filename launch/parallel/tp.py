@@ -41,9 +41,6 @@ def check_layers(options: Options, tensor: int) -> None:
                 f"--{flag} {size} must be divisible by {tensor}, the ranks that share a layer "
                 f"under --parallel {options.parallel}"
             )
-    if options.compile:
-        # It trains, but the compiled code keeps the process groups alive when the run is over.
-        raise BadInput(f"--compile does not work with --parallel {options.parallel}")
 
 
 def split_layers(model: GPT, mesh: DeviceMesh) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from launch.model import GPT, cross_entropy
 from launch.options import Options
-from launch.parallel.base import MicroBatch, Parallelism, Sizes, blank_state
-from launch.ranks import BadInput
+from launch.parallel.base import Parallelism, Sizes, blank_state
+from launch.ranks import BadInput, Ranks
 
 STAGE = 2  # unless --zero says otherwise
 CONFIGS = Path(__file__).parents[1]  # where ds_zero*.json are
@@ -27,18 +26,32 @@ INJECTABLE = ("spike", "straggler", "slow_data", "memory_leak")
 class Zero(Parallelism):
     """ZeRO: optimizer state (stage 1), gradients (2) and weights (3) are sharded.
 
-    `prepare_optimizer` makes the engine, and `module` is the engine from then on.
+    `module` is the engine, which steps the masters of its own in `optimizer`.
     """
+
+    reports_steps = True
+
+    def __init__(self, model: GPT, options: Options, ranks: Ranks, device: torch.device) -> None:
+        super().__init__(model, options, ranks, device)
+        import deepspeed
+
+        if device.type == "cpu":
+            # DeepSpeed would compile its own collectives for minutes; gloo has them.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self._stage = STAGE if options.zero is None else options.zero
+        config = {
+            **read_config(self._stage),
+            "train_batch_size": options.batch_size,
+            "gradient_accumulation_steps": self.sizes.micro_batches,
+            "gradient_clipping": options.clip,
+            "torch_autocast": {"enabled": options.bf16, "dtype": "bfloat16"},
+        }
+        self.module, *_ = deepspeed.initialize(
+            model=self.model, optimizer=self.optimizer, config=config
+        )
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        if options.compile:
-            raise BadInput("--compile does not work with --parallel deepspeed")
-        if options.bf16_weights:
-            raise BadInput(
-                "--bf16-weights does not work with --parallel deepspeed, whose engine keeps "
-                "float32 copies of the weights"
-            )
         if options.inject not in (None, *INJECTABLE):
             raise BadInput(
                 f"--inject {options.inject} does not work with --parallel deepspeed, whose engine "
@@ -48,54 +61,36 @@ class Zero(Parallelism):
             raise BadInput("--parallel deepspeed needs pip install 'distmon[deepspeed]'")
         return Sizes(shards=world, micro_batches=options.accumulate)
 
-    def wrap(self, model: GPT) -> nn.Module:
-        self._stage = STAGE if self.options.zero is None else self.options.zero
-        return model
+    def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[object]:
+        self.module.set_gradient_accumulation_boundary(last)
+        return contextlib.nullcontext()
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
-        import deepspeed
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return nothing: the engine has its own."""
+        return contextlib.nullcontext()
 
-        if self.device.type == "cpu":
-            # DeepSpeed would compile its own collectives for minutes; gloo has them.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        config = {
-            **read_config(self._stage),
-            "train_batch_size": self.options.batch_size,
-            "gradient_accumulation_steps": self.sizes.micro_batches,
-            "gradient_clipping": self.options.clip,
-            "torch_autocast": {"enabled": self.options.bf16, "dtype": "bfloat16"},
-        }
-        self.module, *_ = deepspeed.initialize(model=self.model, optimizer=optimizer, config=config)
-        return EngineOptimizer(self.module, optimizer)
+    def backward(self, loss: torch.Tensor) -> None:
+        self.module.backward(loss, scale_wrt_gas=False)
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
-        total = torch.zeros((), device=self.device)
-        for number, (inputs, targets, factor) in enumerate(micro_batches, start=1):
-            self.module.set_gradient_accumulation_boundary(number == len(micro_batches))
-            loss = cross_entropy(self.module(inputs), targets) * factor
-            self.module.backward(loss, scale_wrt_gas=False)
-            total += loss.detach()
-        return total
+    def gradient_norm(self) -> None:
+        """Return None: the engine computes the norm when it steps."""
 
-    def gradient_norm(self) -> torch.Tensor:
-        """Return 0: only the engine knows the norm, and reports it to the monitor itself."""
-        return torch.zeros(())
-
-    def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
-        """Do nothing; the engine clips."""
+    def optimizer_step(self, norm: None) -> None:  # noqa: ARG002
+        """Clip and update, both by the engine."""
+        self.module.step()
 
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         return cross_entropy(self.module(inputs), targets)
 
-    def full_state(self, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def full_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         if not self._stage:
-            return super().full_state(optimizer.inner)
+            return super().full_state()
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         self.link_states()
         # The engine's optimizer steps flat masters of many parameters, all in the same state.
-        of_master = next(iter(optimizer.inner.state.values()))
+        of_master = next(iter(self.optimizer.state.values()))
         weights = {
             name: safe_get_full_fp32_param(parameter).cpu()
             for name, parameter in self.model.named_parameters(remove_duplicate=False)
@@ -109,9 +104,9 @@ class Zero(Parallelism):
         }
         return (weights, states) if self.ranks.is_main else ({}, {})
 
-    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
         if not self._stage:
-            super().load_optimizer_state(optimizer.inner, state)
+            super().load_optimizer_state(state)
             return
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
@@ -119,7 +114,7 @@ class Zero(Parallelism):
         like = next(iter(state.values()))
         masters = "fp32_partitioned_groups_flat" if self._stage == 3 else FLAT_MASTERS
         for master in getattr(wrapper, masters):
-            optimizer.inner.state[master] = blank_state(like, master)
+            self.optimizer.state[master] = blank_state(like, master)
         self.link_states()
         for name, key in ((name, key) for name in state for key in like if like[key].ndim):
             parameter, value = self.parameters[name], state[name][key].to(self.device)
@@ -147,23 +142,6 @@ class Zero(Parallelism):
     def close(self) -> None:
         if self.module is not self.model:
             self.module.destroy()
-
-
-class EngineOptimizer:
-    """What the training loop calls of an optimizer, passed to the engine that owns it."""
-
-    def __init__(self, engine: Any, inner: torch.optim.Optimizer) -> None:
-        self.engine, self.inner = engine, inner
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.inner.param_groups
-
-    def step(self) -> None:
-        self.engine.step()
-
-    def zero_grad(self) -> None:
-        """Do nothing; the engine has done it."""
 
 
 def read_config(stage: int) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_a_dead_mlp_gives_and_gets_nothing(activation: str) -> None:
     stub.parameters.update(model.named_parameters())
     name = "blocks.1.mlp.up.weight"
     fault = plan_fault(options("dead", name), stub)
-    block, ids = model.blocks[1], torch.randint(0, 256, (4, 8))
+    block, ids = model.blocks["1"], torch.randint(0, 256, (4, 8))
     outputs: list[torch.Tensor] = []
     block.mlp.register_forward_hook(lambda *given: outputs.append(given[-1]))
     for step, dead in [(2, False), (3, True)]:

@@ -113,9 +113,10 @@ def test_without_monitor_distmon_is_not_imported(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from launch import train
+from launch.parallel import base
 built = []
-make = train.build_optimizer
-train.build_optimizer = lambda *a: built.append(make(*a)) or built[-1]
+make = base.build_optimizer
+base.build_optimizer = lambda *a: built.append(make(*a)) or built[-1]
 assert train.main(sys.argv[1:]) == 0
 assert not [name for name in sys.modules if name.split(".")[0] in ("distmon", "csrc_triton")]
 (optimizer,) = built
