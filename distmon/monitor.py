@@ -192,9 +192,11 @@ class Monitor(SettledParts):
         One of data, forward, backward, communication, optimizer, other. Without it hooks attribute
         time: on model and optimizer, and on every `DataLoader` for data. The rest is `other`.
         """
-        return self.faults.guard("phase", lambda: self.parts.telemetry.phases.named(name)) or (
-            nullcontext()
-        )
+        try:
+            return self.parts.telemetry.phases.named(name)
+        except Exception as error:
+            self.faults.report("phase", error)
+            return nullcontext()
 
     def step(
         self,

@@ -73,7 +73,8 @@ class PhaseClock:
         self.switch_hooks: Callable[[bool], None] = lambda _: None
         """Called at the end of a step with whether the coming one is measured."""
         self.fault: Exception | None = None
-        """What failed in a hook since the last `step_done`, which drops that step and raises it."""
+        """What failed in a hook or in `named` since the last `step_done`, which drops that step and
+        raises it."""
 
     @property
     def active(self) -> bool:
@@ -114,24 +115,34 @@ class PhaseClock:
 
     @contextmanager
     def named(self, phase: str) -> Iterator[None]:
-        """Attribute the time inside the context to `phase`; then resume the phase before."""
-        if not self._active or self._named:
-            yield
-            return
-        before = self.phase
-        self._begin(phase if isinstance(phase, str) else "other")
-        self._set_named(True)
+        """Attribute the time inside the context to `phase`; then resume the phase before.
+
+        Errors of the context are the training loop's; those of the clock become its `fault`.
+        """
+        before: str | None = None
+        try:
+            if self._active and not self._named:
+                before = self.phase
+                self._begin(phase if isinstance(phase, str) else "other")
+                self._named = True
+                self._name_in_lane()
+        except Exception as error:
+            self.fault = error
         try:
             yield
         finally:
-            self._set_named(False)
-            if self._active:
-                self._begin(before)
+            try:
+                if before is not None:
+                    self._named = False
+                    self._name_in_lane()
+                    if self._active:
+                        self._begin(before)
+            except Exception as error:
+                self.fault = error
 
-    def _set_named(self, named: bool) -> None:
-        self._named = named
+    def _name_in_lane(self) -> None:
         if self.lane is not None:
-            self.lane.set_named(named)
+            self.lane.set_named(self._named)
 
     def _begin(self, phase: str) -> None:
         if self.lane is not None and self.lane.mark(PHASE_NUMBERS.get(phase, _OTHER)):

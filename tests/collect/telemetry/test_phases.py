@@ -144,6 +144,40 @@ def test_the_user_may_name_a_phase(hand: Hand) -> None:
     assert found == {"forward": 2, "other": 12}  # time that belongs to nobody is no data
 
 
+@pytest.mark.parametrize("failing", [2, 3], ids=["entering", "leaving"])
+def test_an_error_in_a_named_phase_drops_the_step_and_does_not_reach_the_loop(
+    hand: Hand, failing: int
+) -> None:
+    marks = 0
+
+    def mark() -> float:
+        nonlocal marks
+        marks += 1
+        if marks == failing:
+            raise MemoryError("planted")
+        return hand.mark()
+
+    clock = PhaseClock(mark)
+    clock.step_done(1, 3)  # the first mark
+    with clock.named("data"):
+        hand.at += 10
+    with pytest.raises(MemoryError, match="planted"):
+        clock.step_done(2, 3)
+
+    def load() -> None:
+        with clock.named("data"):
+            hand.at += 1
+            raise EOFError
+
+    with pytest.raises(EOFError):  # of the loop itself
+        load()
+    clock.enter("forward")
+    hand.at += 2
+    clock.step_done(3, 3)
+    found = {phase: seconds for phase, seconds in _phases(clock).items() if seconds}
+    assert found == {"data": 1, "forward": 2}
+
+
 def test_forward_and_evaluation_are_distinguished(hand: Hand) -> None:
     class Slow(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
