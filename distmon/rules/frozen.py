@@ -152,31 +152,24 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             measured=float(c["update_ratio"][i]),
             threshold=limits["ratio"],
         )
-    if switched_off:
-        # Who sets requires_grad in a run mostly follows a schedule: the first time is news.
-        yield Finding(
-            key="requires_grad",
-            group="requires_grad",
-            message=REASONS["requires_grad"].words,
-            params=tuple(switched_off),
-            advice=REASONS["requires_grad"].advice,
-            severity="info",
-            measured=0.0,
-            threshold=limits["ratio"],
-            once=True,
-        )
-    if rounded:
-        # Norm weights near 1 stand still in bf16, now one and now another; the matrices learn.
-        yield Finding(
-            key="rounded vectors",
-            group="rounded vectors",
-            message=REASONS["rounding"].words,
-            params=tuple(rounded),
-            advice=REASONS["rounding"].advice,
-            severity="info",
-            measured=0.0,
-            threshold=limits["ratio"],
-        )
+    # Who sets requires_grad in a run mostly follows a schedule: the first time is news. Norm
+    # weights near 1 stand still in bf16, now one and now another; the matrices learn.
+    for key, why, names, once in (
+        ("requires_grad", "requires_grad", switched_off, True),
+        ("rounded vectors", "rounding", rounded, False),
+    ):
+        if names:
+            yield Finding(
+                key=key,
+                group=key,
+                message=REASONS[why].words,
+                params=tuple(names),
+                advice=REASONS[why].advice,
+                severity="info",
+                measured=0.0,
+                threshold=limits["ratio"],
+                once=once,
+            )
 
 
 def _off_since_start(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:

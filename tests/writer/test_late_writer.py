@@ -32,16 +32,31 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_process, "PATIENCE_S", 0.1)
 
 
-def stopped_at(folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
-    """Return a training whose writer has written the first `steps`, and is stopped then."""
-    model, optimizer, monitor = attached(folder, sinks=["jsonl"], **settings)
-    observe(model, optimizer, monitor, steps)
-    assert written(folder / "run", steps) == [*range(1, steps + 1)]
+def with_two_records(folder: Path) -> Any:
+    """Return a training whose writer has written the first two steps."""
+    model, optimizer, monitor = attached(folder, sinks=["jsonl"])
+    observe(model, optimizer, monitor, 2)
+    assert written(folder / "run", 2) == [1, 2]
+    wait_for(lambda: not monitor.cycle.worker.messages.observations)
+    return model, optimizer, monitor
+
+
+def with_a_stopped_writer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the same, and stop its writer."""
+    model, optimizer, monitor = with_two_records(folder)
     worker = monitor.cycle.worker
-    wait_for(lambda: not worker.messages.observations)
     os.kill(worker.process.pid, signal.SIGSTOP)
     monkeypatch.setattr(worker, "settle", lambda *_: worker.messages.observations == 0)
     return model, optimizer, monitor
+
+
+def closed_while_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any]:
+    """Return the pid of a stopped writer, which has received 5 more steps, and its monitor."""
+    model, optimizer, monitor = with_a_stopped_writer(folder, monkeypatch)
+    pid = monitor.cycle.worker.process.pid
+    observe(model, optimizer, monitor, 5)
+    monitor.close()
+    return pid, monitor
 
 
 def shown(folder: Path) -> str:
@@ -61,10 +76,7 @@ def gap_lines(folder: Path) -> list[tuple[str, int, int, int]]:
 def test_what_a_late_writer_has_not_written_is_named_until_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, optimizer, monitor = stopped_at(tmp_path, 2, monkeypatch)
-    pid = monitor.cycle.worker.process.pid
-    observe(model, optimizer, monitor, 5)
-    monitor.close()
+    pid, _ = closed_while_late(tmp_path, monkeypatch)
     lacks = "records.jsonl lacks 5 of 7 observations of attempt 0: after step 2 up to the last"
     assert lacks in shown(tmp_path)
     assert COMPLETE not in shown(tmp_path)
@@ -76,10 +88,7 @@ def test_what_a_late_writer_has_not_written_is_named_until_it_is_written(
 def test_after_close_nothing_waits_for_a_stopped_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, optimizer, monitor = stopped_at(tmp_path, 2, monkeypatch)
-    pid = monitor.cycle.worker.process.pid
-    observe(model, optimizer, monitor, 5)
-    monitor.close()
+    pid, monitor = closed_while_late(tmp_path, monkeypatch)
     monkeypatch.undo()  # waits are as long as in a run
     waits: list[float | None] = []
     monkeypatch.setattr(
@@ -94,7 +103,7 @@ def test_after_close_nothing_waits_for_a_stopped_writer(
 def test_what_the_pipe_has_no_room_for_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, optimizer, monitor = stopped_at(tmp_path, 2, monkeypatch)
+    model, optimizer, monitor = with_a_stopped_writer(tmp_path, monkeypatch)
     worker = monitor.cycle.worker
     pid, sent = worker.process.pid, worker.messages
     note = sent.mailbox._note
@@ -116,11 +125,8 @@ def test_what_waits_for_a_writer_that_does_not_start_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_supervisor, "RESTART_S", 600.0)
-    model, optimizer, monitor = attached(tmp_path, sinks=["jsonl"])
-    observe(model, optimizer, monitor, 2)
-    assert written(tmp_path / "run", 2) == [1, 2]
+    model, optimizer, monitor = with_two_records(tmp_path)
     worker = monitor.cycle.worker
-    wait_for(lambda: not worker.messages.observations)
     sleeps = tmp_path / "sleeps"
     sleeps.write_text("#!/bin/sh\nexec sleep 300\n")
     sleeps.chmod(0o755)
@@ -157,7 +163,7 @@ def test_a_writer_that_makes_no_progress_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer_supervisor, "STUCK_S", 0.0)
-    model, optimizer, monitor = stopped_at(tmp_path, 2, monkeypatch)
+    model, optimizer, monitor = with_a_stopped_writer(tmp_path, monkeypatch)
     worker = monitor.cycle.worker
     mailbox = worker.messages.mailbox
     first, capacity = worker.process.pid, mailbox._capacity

@@ -46,7 +46,7 @@ class Inside:
         catalog: Catalog,
         model: WatchedModel,
         device: torch.device,
-        attention_sample: MostRead = (2, 4, 16),
+        attention_sample: MostRead,
     ) -> None:
         self.catalog = catalog
         self.watching = Watching()

@@ -1,4 +1,7 @@
-"""How far validation losses differ by chance: many trainers evaluate on a single batch."""
+"""What an evaluation shows: how far its loss differs by chance, and whether that matters.
+
+Many trainers evaluate on a single batch.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,50 @@ def is_usual_batch(record: Record, evaluation: Evaluation) -> bool:
     """Return whether a batch of the last training steps had a loss as high as this evaluation."""
     recent = [*record.history.losses][-BATCHES:]
     return len(recent) == BATCHES and evaluation.val_loss <= max(recent)
+
+
+def number(value: float | None) -> float:
+    """Return NaN for None: comparisons with it are false, so nothing is reported."""
+    return float("nan") if value is None else value
+
+
+def at(evaluation: Evaluation) -> str:
+    """Return the words for where an evaluation is in the run."""
+    return f"at evaluation {evaluation.number} (step {evaluation.step})"
+
+
+def training_falls(each: Evaluation) -> bool:
+    """Return whether the training loss is lower than at the previous evaluation."""
+    return number(each.train_improvement) > 0
+
+
+def share_of_run(evaluation: Evaluation, memory: Memory) -> float:
+    """Return the share of the run so far between an evaluation and the previous one.
+
+    Late in a run, or after a resume without state, two evaluations are close together compared with
+    the steps before them, and their losses are similar in a healthy run too. The step of the
+    previous evaluation is kept in `memory["evaluated"]`; without it, evaluations are assumed to be
+    evenly spaced.
+    """
+    before = memory.get("evaluated", evaluation.step * (1 - 1 / evaluation.number))
+    memory["evaluated"] = evaluation.step
+    return (evaluation.step - before) / evaluation.step if evaluation.step > 0 else 1.0
+
+
+def matters(record: Record, difference: float, share: float) -> bool:
+    """Return whether a difference of losses is a part of the progress that the run has made.
+
+    Of a loss near zero, or one that has no natural zero, a relative difference means nothing.
+    """
+    start, best = record.history.start, record.history.best
+    return start is None or best is None or difference > share * (start - best)
+
+
+def chance_rate(record: Record, each: Evaluation, memory: Memory) -> float:
+    """Return the improvement over the previous evaluation that chance can make or hide."""
+    difference = chance_difference(record, each, memory)
+    left = 1 - number(each.improvement)
+    return difference * abs(left / each.val_loss) if each.val_loss else 0.0
 
 
 def _zigzag(losses: list[float]) -> float:
