@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from launch.faults import FAULTS
 from launch.model import GPT, cross_entropy
 from launch.options import Options
 from launch.parallel.base import Parallelism, Sizes, blank_state
@@ -20,7 +21,6 @@ STAGE = 2  # unless --zero says otherwise
 CONFIGS = Path(__file__).parents[1]  # where ds_zero*.json are
 FLAT_MASTERS = "single_partition_of_fp32_groups"  # of stages 1 and 2
 SET_HERE = ("optimizer", "distmon", "train_micro_batch_size_per_gpu")
-INJECTABLE = ("spike", "straggler", "slow_data", "memory_leak")
 
 
 class Zero(Parallelism):
@@ -52,7 +52,7 @@ class Zero(Parallelism):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        if options.inject not in (None, *INJECTABLE):
+        if options.inject and FAULTS[options.inject].place == "parameter":
             raise BadInput(
                 f"--inject {options.inject} does not work with --parallel deepspeed, whose engine "
                 "gives no access to its gradients; spike does"
