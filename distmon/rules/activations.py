@@ -97,8 +97,7 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     The spread is the share of the squared norm that differs from position to position. It has to be
     small, and small against what it was. Alone it is an info: many models output the mean of their
     targets before they learn more. It is a warning when a constant output solves the objective,
-    that is, the loss has nearly vanished, and when it stays. Of a loss that is below zero at times,
-    as that of a policy, nothing of this follows: one action may be the best everywhere.
+    that is, the loss has nearly vanished, and when it stays.
     """
     if (table := record.inside.get(_KIND)) is None:
         return
@@ -117,7 +116,7 @@ def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         sign = ""
         if left < limits["loss_left"]:
             sign = f"; the loss is at {left:.1%} of its start: a constant output solves it"
-        elif low[name] >= limits["persistent"] and not record.history.negative:
+        elif low[name] >= limits["persistent"]:
             sign = f"; it has been so for {low[name]} measurements"
         yield Finding(
             key=name,

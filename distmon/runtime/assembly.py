@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -72,6 +73,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
             blueprint.watched,
             source.device,
             settings.inside.attention_sample,
+            logging.INFO if ranks.rank else logging.WARNING,
         ),
     )
     finite_watch = FiniteWatch(

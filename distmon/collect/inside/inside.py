@@ -47,7 +47,9 @@ class Inside:
         model: WatchedModel,
         device: torch.device,
         attention_sample: MostRead,
+        log_level: int = logging.WARNING,
     ) -> None:
+        """`log_level`: of what is said once for all ranks."""
         self.catalog = catalog
         self.watching = Watching()
         self.tables = Tables(catalog, device)
@@ -62,7 +64,7 @@ class Inside:
         self._taps = FunctionTaps(self.watching)
         self._handles: list[RemovableHandle] = []
         self._removable = device.type == "cpu"
-        self._said = False
+        self._log_level, self._said = log_level, False
         if catalog:
             self._make_hooks(model)
         if catalog.activations:
@@ -162,10 +164,9 @@ class Inside:
             return
         self._said = True
         if any(isinstance(hook, Tap) for _, hook in self._hooks):
-            log.warning(
-                "inside: %sfunctions such as F.relu are not measured in a process that compiles",
-                "attention and " if self.catalog.attention else "",
-            )
+            kinds = "attention and " if self.catalog.attention else ""
+            reason = "are not measured, as this process has compiled code"
+            log.log(self._log_level, "distmon: %sfunctions such as F.relu %s", kinds, reason)
 
     def take_fault(self) -> Exception | None:
         """Return what failed in a hook since the last call."""
