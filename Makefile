@@ -59,9 +59,11 @@ picture: $(STAMP) chromium
 
 bench: $(STAMP) $(NATIVE)
 	$(BIN)/python -m benchmarks.overhead --quick --out runs/bench
+	$(BIN)/python -m benchmarks.inside_cost --quick --out runs/bench
 
 bench-full: $(STAMP) $(NATIVE)
 	$(BIN)/python -m benchmarks.overhead --full --out runs/bench-full
+	$(BIN)/python -m benchmarks.inside_cost --out runs/bench-full
 
 # Ratios of runs/bench against those of a run that was kept; exit 1 when one is 25% worse.
 bench-compare: $(STAMP)
