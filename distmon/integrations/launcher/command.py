@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -36,11 +36,22 @@ class Command:
     is_module: bool = False
 
 
-def split(arguments: Sequence[str], parser: Any) -> Command:
+def torchrun_parser() -> Any:
+    """Return the parser of torchrun's options."""
+    from torch.distributed import run as torchrun
+
+    parser = torchrun.get_args_parser()
+    parser.allow_abbrev = False
+    parser.prog = "distmon run"
+    return parser
+
+
+def split(arguments: Sequence[str], parser: Callable[[], Any] = torchrun_parser) -> Command:
     """Take the command line apart; what follows the script is left alone.
 
-    `parser` is torchrun's, which knows which of its options have a value. Options are not
-    abbreviated, so that `--monitor` belongs to the script.
+    `parser` returns torchrun's, which knows which of its options have a value; without such an
+    option it is not called, since importing torch takes seconds. Options are not abbreviated, so
+    that `--monitor` belongs to the script.
     """
     command, rest = Command(), [*arguments]
     while rest and rest[0].startswith("-"):
@@ -56,7 +67,7 @@ def split(arguments: Sequence[str], parser: Any) -> Command:
             set_option(command.settings, name, PREFIX, value)
         elif option in ("-m", "--module"):
             command.is_module = True
-        elif (action := parser._option_string_actions.get(name)) is None:
+        elif (action := parser()._option_string_actions.get(name)) is None:
             raise ConfigError(
                 f"distmon run has no option {name}: it takes those of torchrun, and settings such "
                 f"as {PREFIX}interval 50; options of the script follow the script"
@@ -73,20 +84,17 @@ def split(arguments: Sequence[str], parser: Any) -> Command:
 
 def run(arguments: Sequence[str]) -> None:
     """Replace this process by the training, or run torchrun in it when it is asked for."""
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-
-    parser = torchrun.get_args_parser()
-    parser.allow_abbrev = False
-    parser.prog = "distmon run"
-    command = split(arguments, parser)
+    command = split(arguments)
     overrides = dict(command.settings)
     config = overrides.pop("config", None)
     load_config(config, overrides)  # a mistake is reported before anything starts
-    options = parser.parse_args([*command.launcher, *command.script])
+    options = None
+    if command.launcher:
+        options = torchrun_parser().parse_args([*command.launcher, *command.script])
     script = Path(command.script[0])
     program = None if command.is_module or script.suffix == ".py" else shutil.which(script)
-    if not (command.is_module or options.no_python or script.is_file() or program):
+    is_program = program or (options and options.no_python)
+    if not (command.is_module or is_program or script.is_file()):
         is_path = script.suffix == ".py" or len(script.parts) > 1
         hint = "" if is_path else f"; for a module: distmon run -m {script}"
         raise ConfigError(f"there is no script {script}{hint}")
@@ -95,7 +103,10 @@ def run(arguments: Sequence[str]) -> None:
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *([others] if others else [])])
     sys.stdout.flush()
-    if command.launcher:
+    if options is not None:
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+
         options.module = command.is_module
         try:
             record(torchrun.run)(options)

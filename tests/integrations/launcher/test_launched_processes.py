@@ -112,27 +112,18 @@ def test_a_script_that_ends_before_it_trains(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-class _Options:
-    """The part of torchrun's parser that `split` needs."""
-
-    def __init__(self) -> None:
-        from torch.distributed.run import get_args_parser
-
-        self._option_string_actions = get_args_parser()._option_string_actions
-
-
 def test_the_command_line_is_taken_apart_without_abbreviations() -> None:
     options = ["--nproc-per-node", "2", "--distmon.rules.frozen.patience=2", "--standalone"]
     script = ["launch/train.py", "--monitor", "--distmon.interval", "5"]
-    command = split([*options, *script], _Options())
+    command = split([*options, *script])
     assert command.launcher == ["--nproc-per-node", "2", "--standalone"]
     assert command.settings == {"rules": {"frozen": {"patience": 2}}}
     assert command.script == script
-    command = split(["--distmon.budget", "1e-3", "-m", "pkg.train", "-m"], _Options())
+    command = split(["--distmon.budget", "1e-3", "-m", "pkg.train", "-m"])
     assert (command.settings, command.is_module) == ({"budget": 1e-3}, True)
     assert command.script == ["pkg.train", "-m"]
     # A date is text: no setting is one, and settings travel to the processes as JSON.
-    command = split(["--distmon.wandb.name", "2024-05-01", "train.py"], _Options())
+    command = split(["--distmon.wandb.name", "2024-05-01", "train.py"])
     assert command.settings == {"wandb": {"name": "2024-05-01"}}
     for wrong, words in (
         (["--monitor", "train.py"], "has no option --monitor"),
@@ -140,7 +131,21 @@ def test_the_command_line_is_taken_apart_without_abbreviations() -> None:
         (["--distmon.interval"], "needs a value"),
     ):
         with pytest.raises(ConfigError, match=words):
-            split(wrong, _Options())
+            split(wrong)
+
+
+def test_torch_is_not_imported_where_no_option_is_one_of_torchrun(tmp_path: Path) -> None:
+    """The process of the script imports it, and its start would take twice as long."""
+    code = (
+        "import sys\n"
+        "from distmon.cli import main\n"
+        "sys.argv = ['distmon', 'run', '--distmon.interval', '5', 'nothing.py']\n"
+        "try: main.run()\n"
+        "except SystemExit: print('torch' in sys.modules)\n"
+    )
+    ended = run([sys.executable, "-c", code], tmp_path)
+    assert "there is no script nothing.py" in ended.err
+    assert ended.out.split() == ["False"]
 
 
 def test_a_mistake_is_one_sentence_before_anything_starts(tmp_path: Path) -> None:
