@@ -24,13 +24,20 @@ TIMEOUT_S = 60
 
 
 def run_ranks(
-    function: Callable[..., Any], world: int, *args: Any, strict: bool | None = None
+    function: Callable[..., Any],
+    world: int,
+    *args: Any,
+    strict: bool | None = None,
+    writer: str = "process",
 ) -> list[Any]:
     """`function(rank, world, *args)` on every rank; the results by rank.
 
     `strict`: on a process group that behaves as NCCL does, which the monitor uses too. Without it
     the environment variable STRICT_RANKS decides: `STRICT_RANKS=1 pytest` runs all tests on it
     but those that are about the host transport, or that it cannot show (`strict=False`).
+
+    `writer`: the default of the monitors in it. Where many are attached one after the other, a
+    process for each would take longer than what is tested: "thread".
 
     `function` must be importable. A rank that raises fails the test with its traceback. Every
     monitor in it checks that all ranks derive the same records; one that differs fails the test.
@@ -41,7 +48,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(
             _enter,
-            (function, world, folder, args, strict),
+            (function, world, folder, args, strict, writer),
             nprocs=world,
             join=False,
             start_method="forkserver",
@@ -61,11 +68,12 @@ def _enter(
     folder: str,
     args: tuple[Any, ...],
     strict: bool,
+    writer: str,
 ) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ["DISTMON_CHECK_RECORDS"] = "true"
-    os.environ.pop("DISTMON_WRITER", None)
+    os.environ["DISTMON_WRITER"] = writer
     different: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda entry: (  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -106,15 +107,19 @@ class _Cut:
 
     name: str
     seconds: float
-    for_good: bool = False
+    """`inf`: until the ranks have ended."""
     job_timeout_s: int = 8
 
+    @property
+    def for_good(self) -> bool:
+        return math.isinf(self.seconds)
 
-CUTS = [_Cut("for two seconds", 2.0), _Cut("for good", 12.0, for_good=True)]
+
+CUTS = [_Cut("for two seconds", 2.0), _Cut("for good", math.inf)]
 LONG_CUTS = [
     _Cut("for 8 s", 8.0, job_timeout_s=60),
     _Cut("for 30 s", 30.0, job_timeout_s=60),
-    _Cut("for good, with a long timeout", 70.0, for_good=True, job_timeout_s=60),
+    _Cut("for good, with a long timeout", math.inf, job_timeout_s=60),
 ]
 """Run with LONG_CUTS=1 in the environment."""
 
@@ -128,8 +133,8 @@ def _train(what: str, cut: _Cut, folder: Path) -> list[dict[str, Any]]:
             time.sleep(0.02)
             assert processes[0].exitcode is None, (folder / "output0").read_text()
         hosts.cut(True)
-        time.sleep(cut.seconds)
         if not cut.for_good:
+            time.sleep(cut.seconds)
             hosts.cut(False)
         for rank, process in enumerate(processes):
             process.join(300)

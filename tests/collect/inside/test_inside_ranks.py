@@ -28,7 +28,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(cases, 2, tmp_path_factory.mktemp("together"))
+    return run_ranks(cases, 2, tmp_path_factory.mktemp("together"), writer="thread")
 
 
 @pytest.mark.parametrize("way", WAYS)
