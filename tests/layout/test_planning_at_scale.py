@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked_python import fork_server
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -109,7 +109,7 @@ def _held(parallelism: str, world: int) -> dict[str, Any]:
 @pytest.mark.parametrize("parallelism", ["fsdp", "hsdp", "fsdp+tp"])
 def test_every_sampled_element_is_held_by_the_same_number_of_ranks(parallelism: str) -> None:
     worlds = (8, 64, 4096) if parallelism == "fsdp+tp" else (8, 4096)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with fork_server().Pool(1) as pool:
         found = pool.apply(_check, (parallelism, worlds))
     for world, held in found.items():
         assert len(held) == (5 if (parallelism, world) == ("fsdp+tp", 4096) else 7)

@@ -241,12 +241,14 @@ def _finding() -> doctor.Finding:
 
 
 def test_doctor_says_whether_it_is_there(finished: Path, cache: Path) -> None:
-    assert _finding().verdict == "absent"
-    assert "python -m distmon.native" in _finding().detail
+    finding = _finding()
+    assert finding.verdict == "absent"
+    assert "python -m distmon.native" in finding.detail
     cache.mkdir(parents=True)
     shutil.copy(finished, cache)
-    assert _finding().verdict == "ok"
-    assert str(cache / finished.name) in _finding().detail
+    finding = _finding()
+    assert finding.verdict == "ok"
+    assert str(cache / finished.name) in finding.detail
 
 
 SETUP = Path(distmon.__file__).parents[1] / "setup.py"
