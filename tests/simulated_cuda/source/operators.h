@@ -5,10 +5,16 @@
 // waits, as it does on a GPU.
 #pragma once
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/stack.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/set_cpu_dispatch.h>
-#include <torch/extension.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include "device.h"
 
