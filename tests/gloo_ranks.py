@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -70,10 +71,13 @@ def _enter(
     strict: bool,
     writer: str,
 ) -> None:
+    gc.freeze()  # see `forked_python`
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ["DISTMON_CHECK_RECORDS"] = "true"
-    os.environ["DISTMON_WRITER"] = writer
+    os.environ.pop("DISTMON_WRITER", None)
+    if writer != "process":  # the environment would win over the config of a test
+        os.environ["DISTMON_WRITER"] = writer
     different: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda entry: (  # type: ignore[method-assign]

@@ -56,9 +56,9 @@ def test_a_search_then_a_click_shows_the_history_of_a_parameter(browser: Any, re
         assert page.locator(".count").text_content() == "1 of 40 parameters"
         heat = chart_of(page, "Update ratio of every").locator(".plot")
         heat.scroll_into_view_if_needed()
-        page.wait_for_function(
-            "distmon.charts.find((c) => c.title.startsWith('Update ratio of')).drawn"
-        )
+        # Drawn again for the search, when the browser has time for it.
+        chart = "distmon.charts.find((c) => c.title.startsWith('Update ratio of'))"
+        page.wait_for_function(f"{chart}.drawn && !{chart}.stale")
         heat.locator(".nsewdrag").first.click()
         history = page.locator("#param-history")
         assert "blocks.7.mlp.weight" in history.locator("h3").text_content()

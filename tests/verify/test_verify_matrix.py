@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from forked_python import fork_server
 
 from distmon.sampling.reading import SampleSize
 from distmon.verify import verify
@@ -12,6 +13,12 @@ from distmon.verify.compare_inside import SPECTRA_FROM
 from distmon.verify.parallelisms import PARALLELISMS
 
 NEED_FOUR = {"fsdp1-hybrid", "fsdp1-hybrid-flat", "hsdp", "fsdp+tp", "pp+ddp"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ranks_are_forked_from_the_server_of_all_tests() -> None:
+    """It has imported more than the server that `verify` would start."""
+    fork_server()
 
 
 @pytest.mark.parametrize(("ranks", "skipped"), [(2, NEED_FOUR), (4, set())])

@@ -5,8 +5,10 @@ Making an engine takes seconds, so one pair of ranks runs many cases one after t
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -181,8 +183,11 @@ def keep(seen: Seen, monitor: distmon.Monitor) -> None:
 def prepare() -> Any:
     """DeepSpeed in a rank of a test: nothing is compiled, nothing is printed."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": os.environ["RANK"]}
+    is_first = "deepspeed" not in sys.modules
     import deepspeed
 
+    if is_first:  # DeepSpeed collects garbage for every engine of stage 3, now of engines only
+        gc.freeze()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", FutureWarning)  # of torch, about DeepSpeed's collectives
