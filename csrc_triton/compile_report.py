@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from csrc_triton.configurations import Configuration, shipped_configurations
+from csrc_triton.cubin import registers_and_stack
 
 TARGETS: Final[dict[str, GPUTarget]] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -83,22 +84,30 @@ def compile_one(configuration: Configuration, target: str, disassemble: bool = T
 
 
 def _read_nvidia(cubin: bytes, disassemble: bool) -> dict[str, Any]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = _run("cuobjdump", "--dump-resource-usage", file.name)
-        sass = _run("cuobjdump", "-sass", file.name) if disassemble else ""
-    numbers = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    registers, stack = registers_and_stack(cubin)
+    sass = _disassembled(cubin, registers, stack) if disassemble else ""
     codes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", sass, re.M)
     codes = [c for c in codes if not c.startswith("NOP")]
     return {
-        "registers": numbers["REG"],
-        "spills": numbers["STACK"] + numbers["LOCAL"],
+        "registers": registers,
+        "spills": stack,
         "instructions": len(codes),
         "classes": dict(Counter(_nvidia_class(c) for c in codes)),
         "loads": dict(Counter(_nvidia_width(c) for c in codes if c.startswith("LDG"))),
         "stores": dict(Counter(_nvidia_width(c) for c in codes if c.startswith("STG"))),
     }
+
+
+def _disassembled(cubin: bytes, registers: int, stack: int) -> str:
+    """Return the instructions; NVIDIA's tool must state the same resources."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = _run("cuobjdump", "--dump-resource-usage", "-sass", file.name)
+    stated = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    if (stated["REG"], stated["STACK"] + stated["LOCAL"]) != (registers, stack):
+        raise ValueError(f"{stated}, but the file has {registers} registers and {stack} bytes")
+    return text
 
 
 def _nvidia_width(code: str) -> str:
