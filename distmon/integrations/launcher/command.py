@@ -91,7 +91,10 @@ def run(arguments: Sequence[str]) -> None:
         hint = "" if is_path else f"; for a module: distmon run -m {script}"
         raise ConfigError(f"there is no script {script}{hint}")
     config = None if config is None else str(Path(config).absolute())
-    os.environ[VARIABLE] = json.dumps({"config": config, "overrides": overrides})
+    starts = {"agent": os.getpid()} if command.launcher else {"script": os.getpid()}
+    os.environ[VARIABLE] = json.dumps(
+        {"config": config, "overrides": overrides, **({} if program else starts)}
+    )
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *([others] if others else [])])
     sys.stdout.flush()

@@ -112,6 +112,24 @@ def test_a_script_that_ends_before_it_trains(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("ranks", [(), ("--standalone", "--nproc-per-node", "2")])
+def test_a_script_without_an_optimizer(tmp_path: Path, ranks: tuple[str, ...]) -> None:
+    """A spawned child that has none either says nothing."""
+    lines = (
+        "import multiprocessing, torch",
+        "if __name__ == '__main__':",
+        "    child = multiprocessing.get_context('spawn').Process(target=print)",
+        "    child.start()",
+        "    child.join()",
+    )
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    watched = run([*DISTMON_RUN, *ranks, "train.py"], tmp_path)
+    assert watched.code == 0, watched.err
+    assert watched.err.count("distmon: this process created no torch optimizer") == 1
+    (tmp_path / "train.py").write_text("raise ValueError('my own mistake')")
+    assert "optimizer" not in run([*DISTMON_RUN, *ranks, "train.py"], tmp_path).err
+
+
 class _Options:
     """The part of torchrun's parser that `split` needs."""
 
