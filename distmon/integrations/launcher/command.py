@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from distmon.config import load_config
 from distmon.errors import ConfigError
+from distmon.rules import BUILTIN, configure, with_users_rules
 from distmon.untrusted.documents import parse_yaml
 
 PREFIX: Final = "--distmon."
@@ -82,7 +83,8 @@ def run(arguments: Sequence[str]) -> None:
     command = split(arguments, parser)
     overrides = dict(command.settings)
     config = overrides.pop("config", None)
-    load_config(config, overrides)  # a mistake is reported before anything starts
+    rules = load_config(config, overrides).rules  # a mistake is reported before anything starts
+    configure(with_users_rules(BUILTIN, rules), rules)
     options = parser.parse_args([*command.launcher, *command.script])
     script = Path(command.script[0])
     program = None if command.is_module or script.suffix == ".py" else shutil.which(script)

@@ -166,6 +166,8 @@ def test_a_mistake_is_one_sentence_before_anything_starts(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match='did you mean "interval"'):
         start_training(["--distmon.intervall", "3", str(ROOT / "launch/train.py")])
+    with pytest.raises(ConfigError, match='did you mean "frozen"'):
+        start_training(["--distmon.rules.frozn.patience", "3", str(ROOT / "launch/train.py")])
     with pytest.raises(ConfigError, match=r"there is no script .*nothing.py$"):
         start_training([str(tmp_path / "nothing.py")])
     with pytest.raises(ConfigError, match=r"no script pkg.train; for a module: distmon run -m pkg"):
