@@ -125,6 +125,24 @@ def test_clipping_that_leaves_nothing_is_named() -> None:
     assert _of("not_learning", _records(lambda _: 2.3, 6, {"grad_norm": 1e-9}, **norms)) == []
 
 
+@pytest.mark.parametrize(("lost_bound", "found"), [(1e-7, True), (0.02, False)])
+def test_rounding_in_fp32_is_no_reason_for_tiny_updates(lost_bound: float, found: bool) -> None:
+    """In bf16 it is one, and `update_lost` says so."""
+    row = {
+        "update_ratio": 1e-9,
+        "update_norm": 1e-8,
+        "update_lost_fraction": 0.9,
+        "update_lost_bound": lost_bound,
+    }
+    tags = {"monitor/update_lost_fraction": 0.9, "train/unclipped_grad_norm": 1.0}
+    alerts = _all(_records(lambda _: 2.3, 6, row, **tags, **{"monitor/applied_grad_norm": 1e-6}))
+    assert bool([a for a in alerts if a.rule == "not_learning"]) is found
+    assert bool([a for a in alerts if a.rule == "update_lost"]) is not found
+    for alert in alerts:
+        if found and alert.rule == "update_ratio_low":
+            assert "clipping" in alert.advice[0], "it leaves a millionth of the gradients"
+
+
 def test_a_loss_of_the_wrong_sign_falls_ever_faster() -> None:
     def faster(step: int) -> float:
         return -2.3 - 0.002 * step**2
