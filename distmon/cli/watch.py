@@ -97,14 +97,15 @@ def _sparklines(run: RecentRun, width: int) -> Table:
 
 def _params(run: RecentRun, width: int) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("largest updates", no_wrap=True, max_width=max(20, min(60, width - 32)))
+    room = max(20, min(56, width - 32))
+    table.add_column("largest updates", no_wrap=True, max_width=room)
     table.add_column("update ratio", justify="right")
     table.add_column("gradient norm", justify="right")
     for param in run.worst_params(_PARAMS):
         ratio = _number(param.update_ratio)
         style = "red" if not math.isfinite(param.update_ratio) else ""
         table.add_row(
-            Text(_tail(param.name, 56)), Text(ratio, style=style), _number(param.grad_norm)
+            Text(_tail(param.name, room)), Text(ratio, style=style), _number(param.grad_norm)
         )
     return table if table.row_count else Table.grid()
 

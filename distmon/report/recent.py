@@ -61,6 +61,7 @@ class RecentRun:
         self.alerts: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.alert_counts: dict[str, int] = {}
         """Alerts of the whole run by severity."""
+        self._closed = False
         self._batch: Any = None
 
     def update(self) -> bool:
@@ -78,7 +79,7 @@ class RecentRun:
         self.waiting = ""
         if news.replaces:
             self._clear()
-        self.info = news.info
+        self.info, self._closed = news.info, news.closed
         self.losses += news.losses.values()
         self.records += news.records
         self.alerts += news.alerts
@@ -92,7 +93,7 @@ class RecentRun:
 
     def state(self, now: float) -> tuple[State, str]:
         """Return the state of the run, and why."""
-        return run_state(self.info, [*self.records], [*self.alerts], now)
+        return run_state(self.info, [*self.records], [*self.alerts], now, self._closed)
 
     def series(self, tag: str) -> list[float]:
         """Return the values of a metric; NaN where it was not finite."""

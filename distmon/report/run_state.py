@@ -20,11 +20,13 @@ def run_state(
     records: Sequence[Mapping[str, Any]],
     alerts: Sequence[Mapping[str, Any]],
     now: float,
+    closed: bool = False,
 ) -> tuple[State, str]:
     """Return the state, and why in one sentence.
 
-    A folder has no mark of a clean end, so the end is concluded: from the last step that the config
-    names, from the partial record that `close` writes, or from the time without a new record.
+    `closed`: whether the folder says that the newest attempt has ended. Folders of older versions
+    do not say it; there the partial record that `close` writes and the time without a new record
+    count.
     """
     if not records:
         return "empty", "no observation yet"
@@ -33,18 +35,20 @@ def run_state(
     steps = _last_step(records)
     if total and steps >= total:
         return "finished", f"reached step {total}"
+    of = f" of {total}" if total else ""
+    if closed:
+        return "finished", f"closed after step {steps}{of}"
     quiet = now - _time(last)
     usual = _usual_time(records)
     if quiet > PATIENCE_S + 5 * usual:
         if last.get("partial"):
-            return "finished", f"closed after step {steps}"
-        of = f" of {total}" if total else ""
+            return "finished", f"closed after step {steps}{of}"
         return "died", f"no record for {_duration(quiet)}; the last is of step {steps}{of}"
     since = records[-RECENT]["step"] if len(records) >= RECENT else 0
     recent = [a for a in alerts if a["step"] >= since and a["severity"] != "info"]
     if recent:
         return "alerting", f"{recent[-1]['rule']} at step {recent[-1]['step']}"
-    return "running", f"step {steps}" + (f" of {total}" if total else "")
+    return "running", f"step {steps}{of}"
 
 
 def _last_step(records: Sequence[Mapping[str, Any]]) -> int:

@@ -41,7 +41,7 @@ def _view(name: str, news: News, params: dict[str, Any], now: float) -> dict[str
     return {
         "name": name,
         "time": now,
-        "state": state_entry(news.info, records, news.alerts, now),
+        "state": state_entry(news, records, news.alerts, now),
         "about": _about(news, params["total"]),
         "scalars": series.scalars(records),
         "loss": series.losses(news.losses, news.loss_ema),
@@ -64,13 +64,13 @@ def _view(name: str, news: News, params: dict[str, Any], now: float) -> dict[str
 
 
 def state_entry(
-    info: Mapping[str, Any],
+    news: News,
     records: Sequence[Mapping[str, Any]],
     alerts: Sequence[Mapping[str, Any]],
     now: float,
 ) -> dict[str, str]:
     """Return the state of the run as the pages show it."""
-    state, why = run_state(info, records, alerts, now)
+    state, why = run_state(news.info, records, alerts, now, news.closed)
     return {"name": state, "why": why}
 
 

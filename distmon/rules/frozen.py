@@ -49,6 +49,13 @@ REASONS: Mapping[str, _Reason] = {
             "build the optimizer after the last change of the model (new head, tied weights, LoRA)",
         ),
     ),
+    "not_stepped": _Reason(
+        "its optimizer has not stepped",
+        (
+            "call step() of every optimizer of the model",
+            "if this one is meant to start or to stop at another time, ignore this alert",
+        ),
+    ),
     "no_gradient": _Reason(
         "it gets no gradient",
         (
@@ -118,7 +125,9 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     had_gradient = _had_gradient(table, memory)
     off_since_start = _off_since_start(table, memory)
     resting = resting_parameters(table, memory, limits["gaps"])
-    still = table.frozen(limits["ratio"])
+    unstepped = _unstepped(record)
+    has_stepped = _has_stepped(table, memory)
+    still = table.frozen(limits["ratio"]) | unstepped
     moved = _moved(table, memory)
     if _converged(record, still):
         return
@@ -128,10 +137,14 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     switched_off: list[str] = []
     for i in np.flatnonzero(still):
         why = reason(table, int(i), bool((kinds > 0).any()))
+        if unstepped[i]:
+            why = "not_stepped"
         if resting[i] and why in ("no_gradient", "zero_gradient", "requires_grad"):
             continue
         # A module that no loss has ever used, or a copy that is not trained, is often meant so.
         unused = not had_gradient[i]
+        if why == "not_stepped":  # the gradient is not known; who ends a stage has stepped before
+            unused = bool(has_stepped[i])
         if why == "requires_grad":
             if not off_since_start[i]:
                 switched_off.append(table.names[i])
@@ -149,8 +162,9 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             params=(table.names[i],),
             advice=REASONS[why].advice,
             severity="info" if unused else None,
-            measured=float(c["update_ratio"][i]),
+            measured=float(np.nan_to_num(c["update_ratio"][i])),
             threshold=limits["ratio"],
+            once=why == "not_stepped",
         )
     # Who sets requires_grad in a run mostly follows a schedule: the first time is news. Norm
     # weights near 1 stand still in bf16, now one and now another; the matrices learn.
@@ -181,6 +195,25 @@ def _off_since_start(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:
         off &= np.isin(np.arange(len(table)), before)
     memory["off"], memory["off_names"] = np.flatnonzero(off).tolist(), names
     return np.asarray(off)
+
+
+def _unstepped(record: Record) -> NDArray[np.bool_]:
+    """Return the parameters whose optimizer did not take the step that another one took."""
+    c = record.params.columns
+    measured = np.isfinite(c["update_ratio"])
+    if not record.applied or not measured.any():
+        return np.zeros(len(record.params), dtype=bool)
+    owned = (c["requires_grad"] > 0) & (c["in_optimizer"] > 0) & (c["update_expected"] > 0)
+    return np.asarray(~measured & owned & np.isfinite(c["weight_norm"]))
+
+
+def _has_stepped(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:
+    """Return the parameters that an optimizer has stepped at an observation of this run."""
+    has, names = np.isfinite(table.columns["update_ratio"]), fingerprint(table.names)
+    if memory.get("stepped_names") == names:
+        has[memory.get("stepped", [])] = True
+    memory["stepped_names"], memory["stepped"] = names, np.flatnonzero(has).tolist()
+    return np.asarray(has)
 
 
 def _had_gradient(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:

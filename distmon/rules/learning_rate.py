@@ -10,6 +10,7 @@ from distmon.record.record import Record
 from distmon.rules.advice import before_clipping, number
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric, name_some
 from distmon.rules.lr_schedule import lr_phase
+from distmon.rules.rounding import is_coarse
 
 LR = "train/lr"
 
@@ -86,6 +87,8 @@ def check_learning(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         return  # the updates of a run that has converged are small
     middle = float(np.median(ratio[learning]))
     lost = metric(record, "monitor/update_lost_fraction") or 0.0
+    if not (is_coarse(record) & learning).any():
+        lost = 0.0  # in fp32 rounding takes only what is far too small by itself
     kept = 1 / before_clipping(record)
     clipped = kept < limits["clipped"] and middle < limits["clipped_ratio"]
     if (middle < limits["ratio"] or clipped) and lost < limits["lost"]:

@@ -23,6 +23,13 @@ ADVICE = (
 _CLIMB = 4
 """Steps in a row with a higher loss than the one before: one bad batch is not the reason."""
 
+_TAIL_SHARE = 12
+"""One in so many losses is of the tail."""
+_TAIL_NEEDS = 48
+"""Losses without which the tail is not estimated."""
+_LATEST = 8
+"""Steps in which a divergence has grown above the limits."""
+
 
 def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Yield the worst spike among the steps since the last record."""
@@ -37,7 +44,11 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         if not math.isfinite(loss):
             continue
         finding = None
-        if _is_unusual(loss, [*window][-int(limits["recent"]) :], ema, progress, limits):
+        past = [*window]
+        unusual = _is_unusual(loss, past[-int(limits["recent"]) :], ema, progress, limits)
+        # Beyond the critical factor no tail is an excuse.
+        by_chance = ema is not None and loss <= limits["critical_factor"] * ema
+        if unusual and not (by_chance and _chance(loss, past) > limits["chance"]):
             finding = _by_factor(step, loss, ema, limits)
             if finding is None and len(window) >= limits["armed_after"]:
                 mean = total / len(window)
@@ -105,6 +116,25 @@ def _is_unusual(
     logs = sorted(abs(math.log(b / a)) for a, b in pairwise(recent))
     noise = logs[len(logs) // 2] / (0.6745 * math.sqrt(2))
     return math.log(loss / mean) > limits["log_sigmas"] * noise
+
+
+def _chance(loss: float, past: list[float]) -> float:
+    """Return how likely it is that one more batch than these is as far out as `loss`.
+
+    The largest losses say how heavy the tail is (Hill's estimate of its exponent): where batches
+    hold outliers, the next one may be several times the largest so far. The last steps are left
+    out, since a run that diverges has a tail of its own making.
+    """
+    earlier = past[:-_LATEST]
+    if len(earlier) < _TAIL_NEEDS:
+        return 0.0
+    mean = fsum(earlier) / len(earlier)
+    rises = sorted((each - mean for each in earlier if each > mean), reverse=True)
+    largest, count = rises[: len(earlier) // _TAIL_SHARE], len(earlier) // _TAIL_SHARE
+    if len(rises) <= count or not loss - mean > largest[0]:
+        return 0.0
+    exponent = fsum(math.log(each / rises[count]) for each in largest) / count
+    return math.exp(-math.log((loss - mean) / largest[0]) / exponent) if exponent > 0 else 0.0
 
 
 def _from_the_start(record: Record, limits: Limits) -> Finding | None:
@@ -223,6 +253,7 @@ RULES = (
             "armed_after": Threshold(64, "steps before the statistical test starts"),
             "recent": Threshold(64, "steps whose largest loss is usual"),
             "above": Threshold(2, "times the largest rise over the mean of these steps"),
+            "chance": Threshold(0.05, "of such a batch, by the tail of the losses in the window"),
             "log_sigmas": Threshold(4, "standard deviations of the logarithm above the mean"),
             "after": Threshold(5, "steps before any test starts"),
             "progress": Threshold(0.1, "minimum rise as a share of the progress since the start"),

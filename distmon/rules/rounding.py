@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distmon.record.record import Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
@@ -26,7 +27,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         # What rounding can have taken has to matter beside what was applied.
         lost &= c["update_lost_bound"] > limits["bound"] * c["update_norm"]
         # In fp32 such updates are too small by themselves: `not_learning` and others say so.
-        lost &= c["update_lost_bound"] > FULL_PRECISION * c["weight_norm"]
+        lost &= is_coarse(record)
     rows = np.flatnonzero(lost)
     for i in rows[np.argsort(-c["update_lost_fraction"][rows], kind="stable")]:
         name = record.params.names[i]
@@ -37,6 +38,13 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             measured=float(c["update_lost_fraction"][i]),
             threshold=limits["fraction"],
         )
+
+
+def is_coarse(record: Record) -> NDArray[np.bool_]:
+    """Return the parameters in fewer bits than fp32 has."""
+    c = record.params.columns
+    with np.errstate(invalid="ignore"):
+        return np.asarray(c["update_lost_bound"] > FULL_PRECISION * c["weight_norm"])
 
 
 def _combine_messages(findings: Sequence[Finding]) -> str:

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from distmon.record.record import Record
-from distmon.rules.advice import lower_lr, raise_lr, tighten_clipping
+from distmon.rules.advice import before_clipping, lower_lr, raise_lr, tighten_clipping
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric, name_some
 from distmon.rules.lr_schedule import lr_phase
 from distmon.rules.second_sign import lost_progress
+
+_HARDLY_LEFT = 1e3
+"""Factor between the norms before and after clipping that is the first thing to check."""
 
 
 def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
@@ -94,11 +97,19 @@ def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
             key=name,
             message="",
             params=(name,),
-            advice=(higher, *_ADVICE_LOW[1:]),
+            advice=_advice_low(record, higher),
             measured=float(ratio[i]),
             threshold=limit,
             fading=not ratio[i] < limit,
         )
+
+
+def _advice_low(record: Record, higher: str) -> tuple[str, ...]:
+    """Return the advice, with clipping first where it leaves hardly anything of the gradients."""
+    _, clipping, *others = _ADVICE_LOW
+    if before_clipping(record) > _HARDLY_LEFT:
+        return clipping, higher, *others
+    return higher, clipping, *others
 
 
 def _combine_messages(findings: Sequence[Finding], than: str) -> str:

@@ -42,6 +42,17 @@ def new_run_path(
     return path
 
 
+def run_path_of_model(first: Path, number: int) -> Path:
+    """Return the folder of a script's next model, beside that of its first one."""
+    return first.with_name(f"{first.name}-model{number}")
+
+
+def model_label(path: Path) -> str:
+    """Return `model2` for a folder of `run_path_of_model`; nothing for that of a first model."""
+    found = re.search(r"-(model\d+)$", path.name)
+    return found.group(1) if found else ""
+
+
 def _script_name(command: Sequence[str]) -> str:
     script = Path(command[0]) if command else Path()
     stem = script.parent.name if script.stem == "__main__" else script.stem

@@ -124,8 +124,13 @@ class Observer:
 
     @property
     def row_sums(self) -> torch.Tensor | None:
-        """The sums of the rows that `measure` has filled; None before it has."""
-        return None if self._buffers is None else self._buffers.rows.sums
+        """The sums of the rows that `measure` has filled; None before it has.
+
+        None, too, where the step was skipped: the snapshot is then that of an earlier step.
+        """
+        if self._buffers is None or not self.rows.has_snapshot:
+            return None
+        return self._buffers.rows.sums
 
     def measure(
         self, optimizer: torch.optim.Optimizer | None, ran: bool, read_in_full: Sequence[int] = ()

@@ -70,6 +70,8 @@ class RowMeasurement:
         self._everything = frozenset(range(len(shards)))
         self._filled: frozenset[int] = frozenset()
         """Rows that are filled in the coming observation."""
+        self.has_snapshot = False
+        """Whether the sampled weights were kept before a step of the coming observation."""
         self._all_applied = torch.ones(len(shards), dtype=torch.float64, device=self.device)
         self._owner_columns = ownership.columns()
         self._row_multipliers = odd_multipliers(len(shards), self.device)
@@ -110,6 +112,7 @@ class RowMeasurement:
         self._follow_replacements()
         with self.device_clock.span():
             self._probe.snapshot()
+        self.has_snapshot = True
 
     def _follow_replacements(self) -> None:
         """Read what modules hold now, where parameters were replaced since attach.
@@ -153,6 +156,7 @@ class RowMeasurement:
     def begin_anew(self) -> None:
         """Let the next observation fill all rows again."""
         self._filled = frozenset()
+        self.has_snapshot = False
 
     def put_owners(self, buffers: Buffers) -> None:
         """Write which param group each row belongs to, and its learning rate."""

@@ -23,6 +23,7 @@ from distmon.rules.advice import clip_in_force
 from distmon.rules.alert import Alert
 from distmon.rules.base import name_some
 from distmon.runs.run_folder import RunFolder
+from distmon.runs.run_names import model_label
 from distmon.sinks.base import SinkContext
 from distmon.untrusted.terminal import printable, terminal
 
@@ -38,7 +39,8 @@ SHOWN_ERROR: Final = 0.02
 def open_sink(context: SinkContext) -> ConsoleSink:
     """Return the sink of a monitor."""
     console = context.console or terminal()
-    return ConsoleSink(console, context.config.total_steps, str(context.folder.path))
+    path = context.folder.path
+    return ConsoleSink(console, context.config.total_steps, str(path), model_label(path))
 
 
 def announce(console: Console, folder: RunFolder, config: MonitorConfig) -> None:
@@ -52,11 +54,21 @@ def announce(console: Console, folder: RunFolder, config: MonitorConfig) -> None
 class ConsoleSink:
     """Prints to a rich console. A trainer with a progress bar passes the bar's console."""
 
-    def __init__(self, console: Console, total_steps: int | None = None, folder: str = "") -> None:
-        """`folder` is named in the summary at the end; without it there is none."""
+    def __init__(
+        self,
+        console: Console,
+        total_steps: int | None = None,
+        folder: str = "",
+        label: str = "",
+    ) -> None:
+        """`folder` is named in the summary at the end; without it there is none.
+
+        `label` begins the lines, where several models of a script print theirs.
+        """
         self._console = console
         self._total_steps = total_steps
         self._folder = folder
+        self._label = label
         self._records = 0
         self._alerts: Counter[str] = Counter()
         self._own_seconds = self._seconds = 0.0
@@ -64,7 +76,9 @@ class ConsoleSink:
     def record(self, record: Record) -> None:
         # rich assumes that a log file is 80 columns wide, which would cut half of the line.
         width = self._console.width if self._console.is_terminal else LOG_WIDTH
-        self._print(record_line(record, self._total_steps, width))
+        label = f"{self._label} " if self._label else ""
+        line = record_line(record, self._total_steps, width - len(label))
+        self._print(Text.assemble((label, "dim"), line))
         self._records += not record.partial
         elapsed = record.ranks.get("elapsed_seconds")
         if elapsed is not None:
@@ -75,7 +89,8 @@ class ConsoleSink:
 
     def alert(self, alert: Alert) -> None:
         erase_bar(self._console)
-        self._console.print(alert_panel(alert, min(self._console.width, PANEL_WIDTH)))
+        width = min(self._console.width, PANEL_WIDTH)
+        self._console.print(alert_panel(alert, width, self._label))
         self._alerts[alert.severity] += 1
 
     def close(self) -> None:
@@ -225,7 +240,7 @@ def _grad_norm(record: Record) -> list[_Field]:
     return [_Field(text, field.keep, field.style)]
 
 
-def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
+def alert_panel(alert: Alert, width: int = PANEL_WIDTH, model: str = "") -> Panel:
     """Return a panel with message, location and advice, colored by severity."""
     style = SEVERITY_STYLES[alert.severity]
     parts: list[RenderableType] = [Text(printable(alert.message))]
@@ -248,9 +263,9 @@ def alert_panel(alert: Alert, width: int = PANEL_WIDTH) -> Panel:
         for number, text in enumerate(alert.advice, start=1):
             advice.add_row(f"{number}.", Text(printable(text)))
         parts.append(Padding(advice, (1, 0, 0, 0)))
-    title = Text(
-        printable(f"{alert.severity.upper()} {alert.rule} at step {alert.step}"), style=style
-    )
+    of_model = f" of {model}" if model else ""
+    head = f"{alert.severity.upper()} {alert.rule} at step {alert.step}{of_model}"
+    title = Text(printable(head), style=style)
     return Panel(
         Group(*parts),
         title=title,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +37,10 @@ def observe(
     passes: int = 1,
     same_batch: bool = False,
     before: Callable[[int, nn.Module], None] = lambda *_: None,
+    skipped: Sequence[int] = (),
     **overrides: object,
 ) -> list[Record]:
-    """Train with an observation every two steps; return the records."""
+    """Train with an observation every two steps, without some of them; return the records."""
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     records: list[Record] = []
@@ -52,7 +53,8 @@ def observe(
             loss = model(_inputs(0 if same_batch else step)).square().mean()
             for _ in range(passes):
                 loss.backward(retain_graph=True)
-            optimizer.step()
+            if step not in skipped:
+                optimizer.step()
             monitor.step(loss=loss)
             last = monitor.last_record
             if last is not None and (not records or records[-1] is not last):
@@ -119,6 +121,15 @@ def test_a_reset_matrix_is_far_from_where_its_updates_lead(tmp_path: Path) -> No
     assert jumps[1] > 0.5
     assert jumps[1] > 10 * expected[1]
     assert records[2].params.names[int(_values(records, "weight_jump_row")[1])] == "4.weight"
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_skipped_steps_replace_no_weights(tmp_path: Path, backend: str) -> None:
+    # Without a step of the optimizer no sample is kept: what is compared is that of earlier.
+    records = observe(tmp_path, steps=12, skipped=(*range(1, 6), 8), backend=backend)
+    jumps = np.array(_values(records, "weight_jump"))
+    assert np.isfinite(jumps).any()
+    assert not (jumps > 2 * np.array(_values(records, "weight_jump_expected")) + 0.05).any()
 
 
 def test_a_gradient_that_is_added_to_nothing_is_no_backward_pass(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from distmon.report import write_report
 from distmon.rules.alert import Alert
 
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>'
+RATE = "distmon.charts.find((c) => c.title === 'Learning rate')"
 LOSS = "distmon.charts.find((c) => c.title === 'Loss')"
 ALERTS = (
     Alert("straggler", "warning", 120, "rank 1 is slow", ranks=(1,), advice=("look at its host",)),
@@ -131,6 +132,11 @@ def test_a_real_run_with_a_nan_and_a_resumed_one(browser: Any, tmp_path: Path) -
         cards = page.locator("#summary .card").all_text_contents()
         (loss,) = [card for card in cards if card.startswith("loss")]
         assert loss.endswith("NaN or Infsince step 7"), "not the last good average"
+        top = page.evaluate(f"{RATE}.plot._fullLayout.yaxis.range[1]")
+        assert 1e-3 < top < 2e-3, "a constant rate is not drawn as zero"
+        assert shows(chart_of(page, "Memory"), "host, GB"), "a single line has a unit, too"
+        assert "1 rank" in page.locator("#about").text_content()
+        assert "1 ranks" not in page.locator("#about").text_content()
 
 
 def test_the_table_of_parameters_fits_a_narrow_window(browser: Any, report: Path) -> None:
@@ -143,6 +149,13 @@ def test_the_table_of_parameters_fits_a_narrow_window(browser: Any, report: Path
         table = page.locator(".params").bounding_box()
         assert table["x"] + table["width"] <= 400
         assert ratio.first.is_visible()
+        in_lines = """(cells) => cells.map((cell) => {
+            const text = document.createRange();
+            text.selectNodeContents(cell);
+            return text.getClientRects().length;
+        })"""
+        counts = page.locator(".params td.number").evaluate_all(in_lines)
+        assert set(counts) == {1}, "a number is not broken into two lines"
 
 
 def test_ten_thousand_parameters_stay_small_and_readable(browser: Any, tmp_path: Path) -> None:

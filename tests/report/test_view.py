@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from test_downsampling import unpacked
 
+import distmon
 from benchmarks.report.synthetic_run import layer_names, made_up_record, write_run
 from distmon.report.encoding import script_json
 from distmon.report.param_history import DETAILED, MAX_ROWS
+from distmon.report.recent import RecentRun
 from distmon.report.run_state import run_state
 from distmon.report.series import losses
 from distmon.report.view import build_view, view_and_layout
@@ -117,7 +121,31 @@ def test_states(tmp_path: Path) -> None:
     assert run_state(unfinished, run.records, [alert], last)[0] == "alerting"
     assert run_state(unfinished, run.records, [{**alert, "step": 20}], last)[0] == "running"
     closed = [*run.records, {**run.records[-1], "partial": True, "step": 104}]
-    assert run_state(unfinished, closed, [], last + 7200) == ("finished", "closed after step 104")
+    ended = ("finished", "closed after step 104 of 500")
+    assert run_state(unfinished, closed, [], last + 7200) == ended
+
+
+def test_a_run_that_was_closed_is_finished_at_once(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with distmon.attach(model, optimizer, interval=10, run_dir=tmp_path / "run") as monitor:
+        torch.manual_seed(0)
+        for _ in range(20):  # the last step is observed, so that close() writes no partial record
+            loss = model(torch.randn(8, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss=loss)
+    ended = {"name": "finished", "why": "closed after step 20"}
+    assert build_view("run", RunTail(tmp_path / "run").read())["state"] == ended
+    recent = RecentRun(tmp_path / "run")
+    recent.update()
+    assert recent.state(time.time() + 7200) == ("finished", "closed after step 20")
+    (tmp_path / "run" / "ends.jsonl").unlink()
+    killed = RecentRun(tmp_path / "run")
+    killed.update()
+    assert killed.state(time.time())[0] in ("running", "alerting")
+    assert killed.state(time.time() + 7200)[0] == "died"
 
 
 def test_values_that_are_not_finite_are_marked(tmp_path: Path) -> None:

@@ -44,6 +44,14 @@ def test_it_fits_80_columns_and_shows_what_matters(tmp_path: Path) -> None:
     assert not run.update()
 
 
+def test_long_names_keep_their_end(tmp_path: Path) -> None:
+    names = tuple(f"{'very.' * 30}{i}.weight" for i in range(4))
+    run = RecentRun(write_run(tmp_path / "run", names=names, observations=5))
+    run.update()
+    for width in (60, 80, 200):
+        assert all(f"very.{i}.weight " in shown(run, width) for i in range(4)), width
+
+
 def test_it_continues_when_the_run_is_resumed_or_away(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", names=NAMES, observations=5, total_steps=900)
     run = RecentRun(path)

@@ -39,6 +39,37 @@ def test_a_moving_observation_starts_patience_anew() -> None:
     assert fired == [False, False, False, False, False, True]
 
 
+NAN = float("nan")
+UNSTEPPED = {"update_expected": 1.0, "update_ratio": NAN, "update_norm": NAN, "has_grad": 0.0}
+
+
+def test_an_optimizer_that_does_not_step_is_named() -> None:
+    engine = make_engine()
+    found = [
+        alert
+        for step in range(1, 5)
+        for alert in alerts_of(engine, make_record(step, {"a.w": {}, "b.w": UNSTEPPED}))
+    ]
+    assert [(a.step, a.severity, a.params) for a in found] == [(3, "warning", ("b.w",))]
+    assert "its optimizer has not stepped" in found[0].message
+    assert "step()" in found[0].advice[0]
+
+
+def test_an_optimizer_that_stops_is_an_info_and_one_that_steps_in_between_nothing() -> None:
+    engine = make_engine()
+    steps = [{}, {}, *[UNSTEPPED] * 6]
+    found = [
+        alert
+        for step, numbers in enumerate(steps, start=1)
+        for alert in alerts_of(engine, make_record(step, {"a.w": {}, "b.w": numbers}))
+    ]
+    assert [(a.step, a.severity) for a in found] == [(5, "info")]
+    engine = make_engine()
+    for step in range(1, 9):
+        moving = {**UNSTEPPED, "weight_norm": 1.0 + step}
+        assert alerts_of(engine, make_record(step, {"a.w": {}, "b.w": moving})) == []
+
+
 def test_a_skipped_step_neither_confirms_nor_ends_a_streak() -> None:
     engine = make_engine()
     alerts_of(engine, make_record(1, {"w": STILL}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,24 @@ def test_clipping_that_leaves_nothing_is_named() -> None:
     assert _of("not_learning", _records(lambda _: 2.3, 6, {"grad_norm": 1e-9}, **norms)) == []
 
 
+@pytest.mark.parametrize(("lost_bound", "found"), [(1e-7, True), (0.02, False)])
+def test_rounding_in_fp32_is_no_reason_for_tiny_updates(lost_bound: float, found: bool) -> None:
+    """In bf16 it is one, and `update_lost` says so."""
+    row = {
+        "update_ratio": 1e-9,
+        "update_norm": 1e-8,
+        "update_lost_fraction": 0.9,
+        "update_lost_bound": lost_bound,
+    }
+    tags = {"monitor/update_lost_fraction": 0.9, "train/unclipped_grad_norm": 1.0}
+    alerts = _all(_records(lambda _: 2.3, 6, row, **tags, **{"monitor/applied_grad_norm": 1e-6}))
+    assert bool([a for a in alerts if a.rule == "not_learning"]) is found
+    assert bool([a for a in alerts if a.rule == "update_lost"]) is not found
+    for alert in alerts:
+        if found and alert.rule == "update_ratio_low":
+            assert "clipping" in alert.advice[0], "it leaves a millionth of the gradients"
+
+
 def test_a_loss_of_the_wrong_sign_falls_ever_faster() -> None:
     def faster(step: int) -> float:
         return -2.3 - 0.002 * step**2
@@ -198,6 +217,28 @@ def test_first_steps_that_destroy_the_weights() -> None:
 )
 def test_first_losses_that_differ(losses: Any) -> None:
     assert _of("loss_spike", _records(losses, 8)) == []
+
+
+def test_the_tail_of_the_losses_says_how_far_the_next_one_may_be() -> None:
+    def spikes(degrees: float, seed: int, spike: float = 0.0) -> list[int]:
+        noise = np.random.default_rng(seed).standard_t(degrees, (500, 64))
+        losses = (noise**2).mean(axis=1)  # squared errors of batches with outliers
+        losses[450] = max(losses[450], spike * losses[322:450].max())
+        averages = [*accumulate(losses, lambda average, loss: 0.99 * average + 0.01 * loss)]
+        engine, found = make_engine(), []
+        for end in range(10, 501, 10):
+            steps = range(end - 9, end + 1)
+            record = make_record(
+                end,
+                losses={step: float(losses[step - 1]) for step in steps},
+                loss_ema={step: float(averages[step - 1]) for step in steps},
+            )
+            found += [a.step for a in alerts_of(engine, record) if a.rule == "loss_spike"]
+        return found
+
+    assert sum(len(spikes(3.0, seed)) for seed in range(8)) <= 3, "were 9"
+    assert sum(460 in spikes(3.0, seed, 30.0) for seed in range(8)) >= 7
+    assert all(spikes(30.0, seed, 3.0) == [460] for seed in range(8)), "tails are light"
 
 
 def test_a_loss_that_rises_step_by_step_is_not_one_bad_batch() -> None:

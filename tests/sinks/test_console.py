@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from sample_run import MakeRecord
 
 from distmon.record.record import ParamTable, Record
 from distmon.rules.alert import Alert
-from distmon.sinks.console import ConsoleSink, record_line
+from distmon.runs.run_names import model_label, run_path_of_model
+from distmon.sinks.console import LOG_WIDTH, ConsoleSink, record_line
 
 ALERT = Alert(
     rule="frozen",
@@ -160,3 +162,17 @@ def test_the_gradient_norm_shows_its_error_and_the_clipped_norm(
 ) -> None:
     line = record_line(replace(record, metrics=metrics, params=ParamTable((), {})))
     assert line.plain == f"step:200 {shown}"
+
+
+def test_the_second_model_of_a_script_is_named(record: Record) -> None:
+    lines = io.StringIO()
+    sink = ConsoleSink(Console(file=lines, width=80), label="model2")
+    sink.record(record)
+    sink.alert(Alert("frozen", "warning", 200, "w did not move"))
+    first, title, *_ = lines.getvalue().splitlines()
+    assert first.startswith("model2 step:200 ")
+    assert len(first) <= LOG_WIDTH
+    assert "frozen at step 200 of model2" in title
+    assert model_label(Path("runs/gan-model2")) == "model2"
+    assert model_label(Path("runs/gan")) == model_label(Path("runs/my-model")) == ""
+    assert model_label(run_path_of_model(Path("runs/gan"), 3)) == "model3"

@@ -24,6 +24,9 @@ class StepReport:
         self.optimizers = [unwrap_optimizer(optimizer) for optimizer in optimizers]
         self._loss: torch.Tensor | None = None
         self._norm: torch.Tensor | None = None
+        self.completed = 0
+        self.has_loss = False
+        """Whether any step so far had one."""
         self._is_old = False
         self._in_step = self._evaluated = False
         self._clipped: tuple[int, ...] = ()
@@ -73,6 +76,8 @@ class StepReport:
     def complete(self, **numbers: Any) -> None:
         """Complete the step; `numbers` are arguments of `Monitor.step`."""
         loss, self._loss = self._loss, None
+        self.completed += 1
+        self.has_loss |= loss is not None
         norm, self._norm = self._norm, None
         self.monitor.step(loss=loss, grad_norm=norm, **numbers)
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from distmon.config import load_config
 from distmon.errors import ConfigError
+from distmon.rules import BUILTIN, configure, with_users_rules
 from distmon.untrusted.documents import parse_yaml
 
 PREFIX: Final = "--distmon."
@@ -87,7 +88,8 @@ def run(arguments: Sequence[str]) -> None:
     command = split(arguments)
     overrides = dict(command.settings)
     config = overrides.pop("config", None)
-    load_config(config, overrides)  # a mistake is reported before anything starts
+    rules = load_config(config, overrides).rules  # a mistake is reported before anything starts
+    configure(with_users_rules(BUILTIN, rules), rules)
     options = None
     if command.launcher:
         options = torchrun_parser().parse_args([*command.launcher, *command.script])
@@ -99,7 +101,10 @@ def run(arguments: Sequence[str]) -> None:
         hint = "" if is_path else f"; for a module: distmon run -m {script}"
         raise ConfigError(f"there is no script {script}{hint}")
     config = None if config is None else str(Path(config).absolute())
-    os.environ[VARIABLE] = json.dumps({"config": config, "overrides": overrides})
+    starts = {"agent": os.getpid()} if command.launcher else {"script": os.getpid()}
+    os.environ[VARIABLE] = json.dumps(
+        {"config": config, "overrides": overrides, **({} if program else starts)}
+    )
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *([others] if others else [])])
     sys.stdout.flush()

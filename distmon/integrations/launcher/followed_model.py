@@ -19,7 +19,7 @@ from distmon.integrations.auto.step_report import AutoStep
 from distmon.integrations.launcher.model_search import trained_by
 from distmon.layout.capture import unwrap
 from distmon.monitor import Monitor
-from distmon.runs.run_names import new_run_path
+from distmon.runs.run_names import new_run_path, run_path_of_model
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class RunFolders:
                 self._first = new_run_path()
         if self._count == 1 or self._first is None:
             return self._first
-        return self._first.with_name(f"{self._first.name}-model{self._count}")
+        return run_path_of_model(self._first, self._count)
 
 
 def steps_taken(optimizers: Sequence[torch.optim.Optimizer]) -> int:

@@ -9,7 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,8 @@ from distmon.monitor import Monitor
 from distmon.untrusted.terminal import terminal
 
 log = logging.getLogger("distmon")
+_WITHOUT_LOSS: Final = 10
+"""Steps after which a loss that was never found is mentioned."""
 
 
 def begin() -> TrainingWatch:
@@ -179,6 +181,8 @@ class TrainingWatch:
         self._thread.stepping = None
         for followed in self._followed_here:
             followed.step.optimizer_stepped(optimizer)
+            if not followed.step.has_loss and followed.step.completed == _WITHOUT_LOSS:
+                self._guarded(self._say_without_loss)
 
     def loss(self, value: torch.Tensor) -> None:
         """Pass a loss on to the monitors; see `LoopSignals`."""
@@ -275,6 +279,12 @@ class TrainingWatch:
     def _say(self, text: str) -> None:
         if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
             log.warning("distmon: %s", text)
+
+    def _say_without_loss(self) -> None:
+        self._say(
+            f"no loss was found in {_WITHOUT_LOSS} steps: backward() was not called on a scalar; "
+            "the rest is monitored without it"
+        )
 
     def _forget(self) -> None:
         """Leave a forked child alone: its monitors belong to the parent."""

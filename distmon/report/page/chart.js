@@ -81,7 +81,7 @@ distmon.layout = function (view, colors, extra = {}) {
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colors.faint, activecolor: colors.text },
     legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: 11 } },
     ...marks, ...extra,
-    xaxis: { ...axis, title: { text: "step", standoff: 4, font: { size: 11 } }, range: distmon.range || (view ? distmon.span(view) : undefined), ...(extra.xaxis || {}) },
+    xaxis: { ...axis, exponentformat: "SI", title: { text: "step", standoff: 4, font: { size: 11 } }, range: distmon.range || (view ? distmon.span(view) : undefined), ...(extra.xaxis || {}) },
     // On a logarithmic axis more ticks would be digits on top of each other.
     yaxis: { ...axis, ...((extra.yaxis || {}).type === "log" ? { nticks: 4 } : {}), ...(extra.yaxis || {}) },
     yaxis9: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
@@ -204,6 +204,11 @@ distmon.drawNext = function () {
 };
 
 // Charts are drawn when they come near the window.
+// Plots are drawn when they come into the window; paper shows all of them.
+window.addEventListener("beforeprint", () => {
+  for (const chart of distmon.charts) { chart.visible = true; chart.refresh(); }
+});
+
 distmon.watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     const chart = distmon.charts.find((each) => each.node === entry.target);

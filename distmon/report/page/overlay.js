@@ -10,7 +10,7 @@ distmon.overlayCharts = function (getOverlay, place) {
       { line: { dash: distmon.dashes[Math.floor(run / colors.lines.length + run) % distmon.dashes.length], width: 1.5 } })] : []));
     if (!traces.length) return null;
     const log = /norm|ratio/i.test(title);
-    const layout = distmon.layout(null, colors, { showlegend: true, yaxis: { type: log ? "log" : "linear" }, xaxis: { title: { text: overlay.axis === "tokens" ? "tokens" : "step", standoff: 4, font: { size: 11 } }, ...(distmon.range ? { range: distmon.range } : { autorange: true }) } });
+    const layout = distmon.layout(null, colors, { showlegend: true, yaxis: { type: log ? "log" : "linear", rangemode: /loss/i.test(title) ? "normal" : "tozero" }, xaxis: { title: { text: overlay.axis === "tokens" ? "tokens" : "step", standoff: 4, font: { size: 11 } }, ...(distmon.range ? { range: distmon.range } : { autorange: true }) } });
     return { traces, layout };
   }, { time: false, height: 300, wide: title === "Loss" });
   const made = getOverlay().plots.map((plot, index) => chart(plot.title, index));

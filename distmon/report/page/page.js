@@ -20,7 +20,7 @@ distmon.cards = function (view) {
   const alerts = ["critical", "warning", "info"].map((each) => [each, view.alerts.filter((a) => a.severity === each).length]).filter(([, count]) => count);
   return [
     ["state", view.state.name, view.state.why],
-    ["step", view.about.total_steps ? `${step} / ${view.about.total_steps}` : `${step}`, `${view.scalars.observations} observations`],
+    ["step", view.about.total_steps ? `${step} / ${view.about.total_steps}` : `${step}`, distmon.count(view.scalars.observations, "observation")],
     ["loss, averaged", ...loss],
     ["update ratio", show(last("monitor/update_ratio_median")), age("monitor/update_ratio_median", `median of ${view.params.total || view.about.parameters} parameters`)],
     ["gradient norm", show(last("monitor/grad_norm")), age("monitor/grad_norm")],
@@ -60,7 +60,7 @@ distmon.aboutNodes = function (view) {
     .map((tag) => [tag.split("/")[1].replaceAll("_", " "), distmon.last(view, tag)]).filter(([, value]) => value !== null).map(([name, value]) => [name, distmon.number(value)]);
   const nodes = [];
   if (about.reading) nodes.push(el("p", {}, `Read: ${about.reading}` + (about.sampled ? ` (${distmon.number(about.sampled)} of ${distmon.number(about.elements)} elements sampled).` : ".")));
-  nodes.push(table("Attempts", about.attempts.map((each) => [`attempt ${each.attempt}`, each.started || "", each.resumed_from ? `resumed from step ${each.resumed_from}` : "from the start", `${each.world_size} ranks`]), true));
+  nodes.push(table("Attempts", about.attempts.map((each) => [`attempt ${each.attempt}`, each.started || "", each.resumed_from ? `resumed from step ${each.resumed_from}` : "from the start", distmon.count(each.world_size, "rank")]), true));
   if (cost.length) nodes.push(table("Cost of the monitor at the last observation", cost, true));
   nodes.push(table("Versions", about.versions), table("Settings", about.settings));
   if (view.faults.length) nodes.push(table(`Faults of the monitor (${view.faults.length})`, view.faults.map((each) => [`step ${each.step}`, each.text]), true));
@@ -106,7 +106,7 @@ distmon.runPage = function (view, main) {
       chart("Loss", "No loss was reported: pass it to monitor.step(loss=...).", (colors) => distmon.lossChart(view, colors),
         { wide: true, height: 330, controls: el("div", { class: "controls" }, logBox, el("label", { for: "log-loss" }, "logarithmic")) }),
       chart("Gradient norm and clipping", "No gradient norm was measured.", (colors) => distmon.normChart(view, colors, "monitor/grad_norm", "monitor/grad_norm_stderr", "before clipping", [["monitor/applied_grad_norm", "as applied"]])),
-      chart("Learning rate", "No learning rate was recorded.", lines([["train/lr", "learning rate"]])))),
+      chart("Learning rate", "No learning rate was recorded.", lines([["train/lr", "learning rate"]], { yaxis: { rangemode: "tozero" } })))),
     section("updates", "Updates", charts(
       chart("Update ratio over parameters", "No update was measured.", lines([["monitor/update_ratio_median", "median"], ["monitor/update_ratio_p95", "p95"], ["monitor/update_ratio_max", "max"], ["monitor/update_ratio_min", "min"]], log)),
       chart("Frozen parameters", "Nothing was measured.", lines([["monitor/frozen_count", "trainable parameters without any update"]], { yaxis: { rangemode: "tozero" } })),

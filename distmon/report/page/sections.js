@@ -23,7 +23,7 @@ distmon.lines = function (view, specs, colors, layout = {}, note = "") {
       { line: { dash: ["solid", "dash", "dot", "dashdot"][index % 4] } }));
   });
   if (!traces.length) return null;
-  return { traces: [...traces, ...distmon.alertTraces(view, colors)], layout: distmon.layout(view, colors, layout), note };
+  return { traces: [...traces, ...distmon.alertTraces(view, colors)], layout: distmon.layout(view, colors, { showlegend: true, ...layout }), note };
 };
 
 distmon.lossChart = function (view, colors) {

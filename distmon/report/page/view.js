@@ -130,6 +130,8 @@ distmon.append = function (view, added) {
   if (added.mfu_source) view.mfu_source = added.mfu_source;
 };
 
+distmon.count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+
 distmon.number = function (value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not measured";
   if (!Number.isFinite(value)) return "not finite";

@@ -117,7 +117,7 @@ class LiveRun:
             self._alerts.clear()
             return Change(following, "reload", "{}")
         self._remember(news)
-        state = state_entry(news.info, [*self._records], [*self._alerts], time.time())
+        state = state_entry(news, [*self._records], [*self._alerts], time.time())
         if news.records or news.alerts:
             view, layout = view_and_layout(self.name, news, layout=self._layout)
             del view["about"]  # it changes with a new attempt only, and that is a reload

@@ -112,6 +112,24 @@ def test_a_script_that_ends_before_it_trains(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("ranks", [(), ("--standalone", "--nproc-per-node", "2")])
+def test_a_script_without_an_optimizer(tmp_path: Path, ranks: tuple[str, ...]) -> None:
+    """A spawned child that has none either says nothing."""
+    lines = (
+        "import multiprocessing, torch",
+        "if __name__ == '__main__':",
+        "    child = multiprocessing.get_context('spawn').Process(target=print)",
+        "    child.start()",
+        "    child.join()",
+    )
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    watched = run([*DISTMON_RUN, *ranks, "train.py"], tmp_path)
+    assert watched.code == 0, watched.err
+    assert watched.err.count("distmon: this process created no torch optimizer") == 1
+    (tmp_path / "train.py").write_text("raise ValueError('my own mistake')")
+    assert "optimizer" not in run([*DISTMON_RUN, *ranks, "train.py"], tmp_path).err
+
+
 def test_the_command_line_is_taken_apart_without_abbreviations() -> None:
     options = ["--nproc-per-node", "2", "--distmon.rules.frozen.patience=2", "--standalone"]
     script = ["launch/train.py", "--monitor", "--distmon.interval", "5"]
@@ -153,6 +171,8 @@ def test_a_mistake_is_one_sentence_before_anything_starts(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match='did you mean "interval"'):
         start_training(["--distmon.intervall", "3", str(ROOT / "launch/train.py")])
+    with pytest.raises(ConfigError, match='did you mean "frozen"'):
+        start_training(["--distmon.rules.frozn.patience", "3", str(ROOT / "launch/train.py")])
     with pytest.raises(ConfigError, match=r"there is no script .*nothing.py$"):
         start_training([str(tmp_path / "nothing.py")])
     with pytest.raises(ConfigError, match=r"no script pkg.train; for a module: distmon run -m pkg"):

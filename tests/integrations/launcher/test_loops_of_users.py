@@ -51,6 +51,25 @@ def expected(losses: list[float], first: int = 1) -> Any:
     return pytest.approx(dict(enumerate(losses, first)), rel=1e-6)
 
 
+def test_a_loss_that_is_not_found_is_said_once(
+    watch: TrainingWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(30):
+        loss = model(batch(step)).square().mean()
+        gradients = torch.autograd.grad(loss, [*model.parameters()])
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    said = [each.message for each in caplog.records if "no loss was found" in each.message]
+    assert len(said) == 1
+    assert watch.monitors
+    other = small_model()
+    train(other, torch.optim.SGD(other.parameters(), lr=0.01), 30)
+    assert len([each for each in caplog.records if "no loss" in each.message]) == 1
+
+
 def test_a_rebuilt_optimizer_continues_the_run(watch: TrainingWatch, tmp_path: Path) -> None:
     model = small_model()
     *body, head = model.parameters()

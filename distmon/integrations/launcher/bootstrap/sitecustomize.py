@@ -5,8 +5,10 @@ such as the workers of a DataLoader, are left alone. The module stays out of sig
 removed from `sys.path`, and the user's own `sitecustomize` is imported in its place.
 """
 
+import atexit
 import functools
 import importlib.util
+import json
 import os
 import sys
 import threading
@@ -48,7 +50,7 @@ def _guarded(function):
 def _wait_for_optimizer(torch):
     optimizer_class = torch.optim.Optimizer
     original = optimizer_class.__init__
-    lock, has_begun, is_ready = threading.RLock(), threading.Event(), threading.Event()
+    lock, is_ready = threading.RLock(), threading.Event()
 
     @functools.wraps(original)
     def __init__(self, *args, **kwargs):
@@ -64,6 +66,22 @@ def _wait_for_optimizer(torch):
         (optimizer_class.__init__ if is_ready.is_set() else original)(self, *args, **kwargs)
 
     optimizer_class.__init__ = __init__
+
+
+def _is_the_script():
+    """Whether this is the process of the script, on rank 0: not one that it has started."""
+    started = json.loads(os.environ["_DISTMON_RUN"])
+    is_rank_0 = os.getppid() == started.get("agent") and os.environ.get("RANK") == "0"
+    return os.getpid() == started.get("script") or is_rank_0
+
+
+def _say_what_was_missing():
+    # After an error of the script its traceback says enough.
+    if not has_begun.is_set() and not hasattr(sys, "last_value"):
+        print(
+            "distmon: this process created no torch optimizer, so nothing in it was monitored",
+            file=sys.stderr,
+        )
 
 
 def _watch():
@@ -92,7 +110,10 @@ def _step_aside():
             sys.modules["sitecustomize"] = mine
 
 
+has_begun = threading.Event()
+"""Set when the first optimizer is created."""
 if "_DISTMON_RUN" in os.environ:
+    _guarded(lambda: _is_the_script() and atexit.register(_say_what_was_missing))
     sys.meta_path.insert(0, _AfterImport("torch", _wait_for_optimizer))
     sys.meta_path.insert(0, _AfterImport("deepspeed", _enable_deepspeed))
 _step_aside()
