@@ -125,8 +125,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     had_gradient = _had_gradient(table, memory)
     off_since_start = _off_since_start(table, memory)
     resting = resting_parameters(table, memory, limits["gaps"])
-    unstepped = _unstepped(record)
-    has_stepped = _has_stepped(table, memory)
+    # Who ends a stage, or skips a step, has stepped before.
+    unstepped = _unstepped(record) & ~_has_stepped(table, memory)
     still = table.frozen(limits["ratio"]) | unstepped
     moved = _moved(table, memory)
     if _converged(record, still):
@@ -142,9 +142,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         if resting[i] and why in ("no_gradient", "zero_gradient", "requires_grad"):
             continue
         # A module that no loss has ever used, or a copy that is not trained, is often meant so.
-        unused = not had_gradient[i]
-        if why == "not_stepped":  # the gradient is not known; who ends a stage has stepped before
-            unused = bool(has_stepped[i])
+        unused = not had_gradient[i] and why != "not_stepped"  # whose gradient is not known
         if why == "requires_grad":
             if not off_since_start[i]:
                 switched_off.append(table.names[i])

@@ -55,15 +55,10 @@ def test_an_optimizer_that_does_not_step_is_named() -> None:
     assert "step()" in found[0].advice[0]
 
 
-def test_an_optimizer_that_stops_is_an_info_and_one_that_steps_in_between_nothing() -> None:
+def test_an_optimizer_that_has_stepped_may_stop_or_step_in_between() -> None:
     engine = make_engine()
-    steps = [{}, {}, *[UNSTEPPED] * 6]
-    found = [
-        alert
-        for step, numbers in enumerate(steps, start=1)
-        for alert in alerts_of(engine, make_record(step, {"a.w": {}, "b.w": numbers}))
-    ]
-    assert [(a.step, a.severity) for a in found] == [(5, "info")]
+    for step, numbers in enumerate([{}, {}, *[UNSTEPPED] * 6], start=1):
+        assert alerts_of(engine, make_record(step, {"a.w": {}, "b.w": numbers})) == []
     engine = make_engine()
     for step in range(1, 9):
         moving = {**UNSTEPPED, "weight_norm": 1.0 + step}
