@@ -58,8 +58,12 @@ class RouterHook(OwnHook):
             if module.training and torch.is_grad_enabled() and self._traceable:
                 found = [t.detach() for t in _tensors(output) if type(t) is torch.Tensor]
                 torch.ops.distmon.add_routing(found, self._sums)
-        elif self.watching.armed and self.watching.counts(module.training, self._sums.device):
-            self.add(_tensors(output))
+        elif self.watching.armed:
+            try:
+                if self.watching.counts(module.training, self._sums.device):
+                    self.add(_tensors(output))
+            except Exception as error:  # never into the forward pass of the user
+                self.watching.failed(error, self._row, self._loads)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Add what the router returned for a batch."""

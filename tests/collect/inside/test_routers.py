@@ -63,6 +63,22 @@ class Moe(nn.Module):
         return output
 
 
+def test_an_error_of_the_hook_does_not_reach_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("distmon.collect.inside.tables.Watching.counts", fail)
+    model = nn.Sequential(Moe(), Moe())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings: dict[str, Any] = {"run_dir": tmp_path, "sinks": [], "interval": 1}
+    with distmon.attach(model, optimizer, inside="experts", **settings) as monitor:
+        model(torch.randn(4, 32, 16)).square().mean().backward()
+        optimizer.step()
+        monitor.step()
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_the_router_of_a_compiled_model_is_counted_in_one_graph(
     backend: str, tmp_path: Path
