@@ -74,7 +74,6 @@ class NativeProbe:
             wanted,
         )
 
-    @torch.no_grad()
     def snapshot(self) -> None:
         """Keep the sampled weights as they are now."""
         missing = self._reader.snapshot(False)
@@ -83,7 +82,6 @@ class NativeProbe:
             self._expect_found(self._reader.snapshot(True))
             del kept
 
-    @torch.no_grad()
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
         """Fill `rows` from the weights, gradients and snapshot; see `TorchProbe.measure`."""
         words = 0 if rows.bins is None else rows.bins.shape[1]
@@ -93,9 +91,7 @@ class NativeProbe:
             words,
             count_bits(words) if words else 0,
             applied.numpy(),
-            rows.sums.numpy(),
-            rows.maxima.numpy(),
-            None if rows.bins is None else rows.bins.numpy(),
+            *rows.arrays,
             self._checksums,
         )
         found = self._reader.measure(False, *out)
@@ -114,6 +110,7 @@ class NativeProbe:
         """Return `nonfinite_counts` of the shards."""
         return nonfinite_counts(self._shards)
 
+    @torch.no_grad()
     def _place(self, missing: Missing) -> list[torch.Tensor]:
         """Pass the places of these tensors to the reader; return them, to be kept meanwhile."""
         kept: list[torch.Tensor] = []

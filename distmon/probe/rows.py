@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,12 @@ class Rows:
     """float32 [parameters, MAX_COLUMNS]"""
     bins: torch.Tensor | None
     """float64 [parameters, words]: packed counts of BINS bins; None when percentiles are off."""
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float64] | None]:
+        """The three tables, where they are on the host."""
+        bins = None if self.bins is None else self.bins.numpy()
+        return self.sums.numpy(), self.maxima.numpy(), bins
 
     @classmethod
     def like(cls, other: Rows) -> Rows:

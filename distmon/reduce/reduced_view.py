@@ -6,7 +6,7 @@ The training process fills buffers through it, and the writer process reads what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from distmon.reduce.rank_slots import SLOT_SIZE, unpack
 from distmon.reduce.reduced import NONFINITE, Floats, Reduced
 
 
-@dataclass(frozen=True)
-class BufferSizes:
+class BufferSizes(NamedTuple):
     """What the buffers have room for; the same on every rank."""
 
     parameters: int

@@ -103,14 +103,14 @@ def open_evaluation(rank0: Rank0, starting: StartingWriter | None, undo: ExitSta
         return EvaluationWorker(evaluator, folder, rank0.on_alerts)
     users = [active for active in rank0.rules if active.rule.users]
     shown = console or terminal()
-    own_console = console is not None or shown.is_jupyter
     side = TrainingSide(
         settings,
         folder,
         dict(factories),
         RuleEngine(users, rank0.user_code) if users else None,
         rank0.on_alerts,
-        own_console,
+        console,
+        in_notebook=shown.is_jupyter,
     )
     builder = rank0.builder
     assignment = Assignment(
@@ -118,7 +118,7 @@ def open_evaluation(rank0: Rank0, starting: StartingWriter | None, undo: ExitSta
         folder=folder,
         inputs=builder.inputs,
         training=TrainingProcess().fixed(),
-        terminal=None if own_console else Terminal.of(shown),
+        terminal=None if shown.is_jupyter else Terminal.of(shown),
         own_rules=frozenset(active.rule.name for active in users),
     )
     size = sum(part.nbytes for part in encode(assignment))

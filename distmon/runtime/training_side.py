@@ -1,7 +1,7 @@
 """What stays in the training process beside a writer process, off the training thread.
 
 Rules and callbacks that are functions of the user's, sinks that write to the user's own run or
-console, and printing what the writer has formatted.
+notebook, and printing what the writer has formatted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from queue import Full, Queue
 from typing import Any, Final
 
+from rich.console import Console
+
 from distmon.config import MonitorConfig
 from distmon.own_threads import OwnThread
 from distmon.record.record import Record
@@ -23,6 +25,7 @@ from distmon.rules.alert import Alert
 from distmon.runs.run_folder import RunFolder
 from distmon.runtime.worker import OnAlerts
 from distmon.sinks import Delivery, SinkFactory
+from distmon.sinks.console import print_formatted
 from distmon.sinks.gaps import GapLog
 from distmon.writer.evaluator import Evaluated
 
@@ -41,15 +44,20 @@ class TrainingSide:
         factories: Mapping[str, SinkFactory],
         rules: RuleEngine | None,
         on_alerts: OnAlerts,
-        own_console: bool,
+        console: Console | None,
+        in_notebook: bool,
     ) -> None:
-        """`rules` are the user's functions; `own_console`: the console sink prints here."""
+        """`rules` are the user's functions, `console` is what the user has passed.
+
+        `in_notebook`: the output is not text, so the console sink prints from this process.
+        """
         self.rules = rules
         self.folder = folder
         self._config = config
         self._factories = factories
         self._on_alerts = on_alerts
-        self._own_console = own_console
+        self.console = console
+        self._in_notebook = in_notebook
         self._delivery: Delivery | None = None
 
     @property
@@ -63,7 +71,7 @@ class TrainingSide:
         here = {
             name
             for name in self._config.sinks
-            if (name == "console" and self._own_console) or _in_users_run(name)
+            if (name == "console" and self._in_notebook) or _in_users_run(name)
         }
         if here and self._delivery is None:
             made = [(name, self._factories[name]) for name in self._config.sinks if name in here]
@@ -122,18 +130,19 @@ def _in_users_run(sink: str) -> bool:
 
 
 class Printer:
-    """Prints texts on a thread of its own: standard output may be blocked, unless it is a file."""
+    """Prints texts on a thread of its own: the output may be blocked, unless it is a file."""
 
-    def __init__(self, printed: Callable[[int], None]) -> None:
-        """`printed` is called after each text with its number."""
+    def __init__(self, printed: Callable[[int], None], console: Console | None = None) -> None:
+        """`printed` is called after each text with its number; None is standard output."""
         self._printed = printed
+        self._console = console
         self._texts: Queue[tuple[int, str] | None] = Queue(_MOST_TEXTS)
         self._thread: OwnThread | None = None
         self._warned = False
 
     def print(self, number: int, text: str) -> None:
         """Print a text soon. Never blocks; where too many wait, it is dropped."""
-        if self._thread is None and _is_file(sys.stdout):
+        if self._thread is None and _is_file(self._file):
             self._print(number, text)  # no other thread has to wake up for it
             return
         if self._thread is None:
@@ -153,15 +162,22 @@ class Printer:
                 return
             self._thread.join(seconds)
 
+    @property
+    def _file(self) -> Any:
+        # Looked up for every text, as `print` does: notebooks and tests redirect it.
+        return sys.stdout if self._console is None else self._console.file
+
     def _run(self) -> None:
         while (item := self._texts.get()) is not None:
             self._print(*item)
 
     def _print(self, number: int, text: str) -> None:
         try:
-            # Looked up for every text, as `print` does: notebooks and tests redirect it.
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            if self._console is not None:
+                print_formatted(self._console, text)
+            else:
+                self._file.write(text)
+                self._file.flush()
         except Exception as error:
             if not self._warned:
                 self._warned = True

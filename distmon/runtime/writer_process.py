@@ -57,9 +57,7 @@ class WriterProcess:
         self.read_in_full: Sequence[int] = ()
         self._gaps = GapLog(side.folder)
         self.messages = SentMessages(mailbox, self._gaps)
-        self.supervisor = WriterSupervisor(
-            writer, self.messages, assignment, self._follow, lambda: side.needs_records
-        )
+        self.supervisor = WriterSupervisor(writer, self.messages, assignment, self._follow, side)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

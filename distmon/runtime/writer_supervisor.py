@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from distmon.own_threads import OwnThread
 from distmon.runtime.sent_messages import SentMessages
-from distmon.runtime.training_side import Printer
+from distmon.runtime.training_side import Printer, TrainingSide
 from distmon.runtime.worker import PATIENCE_S
 from distmon.runtime.writer_start import (
     RESTART_S,
@@ -52,12 +52,12 @@ class WriterSupervisor:
         messages: SentMessages,
         assignment: Assignment,
         follow: Callable[[Evaluated, bool], Evaluated],
-        needs_records: Callable[[], bool],
+        side: TrainingSide,
     ) -> None:
         """`writer` is ready and reads from the mailbox of `messages`.
 
         `follow` gets each evaluation, and whether it is that of an observation; it returns what the
-        training thread takes. `needs_records`: whether the writer is to send whole records.
+        training thread takes. `side` knows whether it needs records, and prints.
         """
         self.process = writer.process
         self.assignment = assignment
@@ -66,7 +66,7 @@ class WriterSupervisor:
         """The run has ended; no other writer is started."""
         self._messages = messages
         self._follow = follow
-        self._needs_records = needs_records
+        self._side = side
         self._no_pause = threading.Event()
         """Set before the run ends: another writer is started now or never."""
         self._restarts = Restarts()
@@ -78,7 +78,7 @@ class WriterSupervisor:
         """When an observation was refused first, since the last message that was confirmed."""
         self._state_asked = time.monotonic()
         self._flushed = False
-        self._printer = Printer(messages.mailbox.printed)
+        self._printer = Printer(messages.mailbox.printed, side.console)
         self._connect(writer)
         self._thread = OwnThread(self._read_answers, "writer-answers", args=(writer,))
         self._thread.start()
@@ -232,7 +232,7 @@ class WriterSupervisor:
 
     def _connect(self, writer: RunningWriter) -> None:
         self._messages.connect(writer.notes, self.assignment)
-        if self._needs_records():
+        if self._side.needs_records:
             self._messages.send(SendRecords())
 
 

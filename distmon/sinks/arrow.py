@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
@@ -19,6 +21,10 @@ from distmon.sinks.base import SinkContext
 from distmon.sinks.moved_entries import move_entries
 from distmon.untrusted.files import open_for_append, open_regular, set_aside_other_than_file
 
+log = logging.getLogger("distmon")
+BYTES_PER_OBSERVATION: Final = 4 << 20
+"""What the file may grow by on average; of a larger model not every observation is written."""
+
 
 def open_sink(context: SinkContext) -> ArrowSink:
     """Return the sink of a monitor."""
@@ -27,6 +33,9 @@ def open_sink(context: SinkContext) -> ArrowSink:
 
 class ArrowSink:
     """Appends one batch per observation, so a crash loses at most the batch being written.
+
+    Of a model whose batches are above BYTES_PER_OBSERVATION only one observation in several is
+    written, those with an alert and the last one besides.
 
     It writes no end-of-stream marker: readers stop at the end of the file, and the next attempt can
     append.
@@ -39,14 +48,44 @@ class ArrowSink:
         self._path = folder.params_path
         folder.restore()
         self._descriptor = _open_history(folder.params_path)
+        self._stride = 1
+        """Observations for each one that is written."""
+        self._passed = 0
+        """Observations since the last one that was written."""
+        self._unwritten: Record | None = None
 
     def record(self, record: Record) -> None:
-        if len(record.params):
-            check_in_place(self._descriptor, self._path)
-            append_atomically(self._descriptor, params_file.batch_message(record, self._attempt))
+        if not len(record.params):
+            return
+        if self._passed + 1 < self._stride:
+            self._passed += 1
+            self._unwritten = record
+        else:
+            self._write(record)
 
-    def alert(self, alert: Alert) -> None:
-        """Alerts are not part of this file."""
+    def alert(self, alert: Alert) -> None:  # noqa: ARG002
+        """Write what the alert was found in."""
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        if self._unwritten is not None:
+            self._write(self._unwritten)
+
+    def _write(self, record: Record) -> None:
+        message = params_file.batch_message(record, self._attempt)
+        check_in_place(self._descriptor, self._path)
+        append_atomically(self._descriptor, message)
+        self._unwritten, self._passed = None, 0
+        stride = -(-len(message) // BYTES_PER_OBSERVATION)
+        if stride > 1 and self._stride == 1:
+            log.warning(
+                "distmon: the history of %d parameters takes %.0f MB for each observation; one in "
+                "%d is written, besides those with an alert and the last",
+                len(record.params),
+                len(message) / 1e6,
+                stride,
+            )
+        self._stride = stride
 
     def take_in(self, folder: RunFolder) -> int:
         """Move the batches of another folder here; return their number."""
@@ -58,6 +97,7 @@ class ArrowSink:
 
     def close(self) -> None:
         try:
+            self._write_rest()
             os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)

@@ -88,9 +88,10 @@ class ConsoleSink:
             self._print(Text(printable(f"  fault at step {record.step}: {fault}"), style="yellow"))
 
     def alert(self, alert: Alert) -> None:
-        erase_bar(self._console)
         width = min(self._console.width, PANEL_WIDTH)
-        self._console.print(alert_panel(alert, width, self._label))
+        with self._console:  # written at once
+            erase_bar(self._console)
+            self._console.print(alert_panel(alert, width, self._label))
         self._alerts[alert.severity] += 1
 
     def close(self) -> None:
@@ -105,8 +106,20 @@ class ConsoleSink:
         self._print(Text(f"distmon: {', '.join(parts)}; distmon show {self._folder}", style="dim"))
 
     def _print(self, line: Text) -> None:
-        erase_bar(self._console)
-        self._console.print(line, highlight=False, soft_wrap=True)
+        with self._console:  # written at once
+            erase_bar(self._console)
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def print_formatted(console: Console, text: str) -> None:
+    """Print what a sink in another process has formatted for this console."""
+    if type(console) is Console and not (_has_bar(console) or console.record or console.quiet):
+        console.file.write(text)  # rich would take half a millisecond to come to the same
+        console.file.flush()
+        return
+    with console:
+        erase_bar(console)
+        console.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
 
 
 def erase_bar(console: Console) -> None:
@@ -114,9 +127,12 @@ def erase_bar(console: Console) -> None:
 
     The bar draws itself anew below. A bar of this console's own (rich) makes room by itself.
     """
-    own_bar = getattr(console, "_live_stack", None) or getattr(console, "_live", None)
-    if console.is_terminal and not own_bar:
+    if console.is_terminal and not _has_bar(console):
         console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+
+
+def _has_bar(console: Console) -> bool:
+    return bool(getattr(console, "_live_stack", None) or getattr(console, "_live", None))
 
 
 def plural(count: int, noun: str, adjective: str = "") -> str:

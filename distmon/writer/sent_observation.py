@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import astuple
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +27,7 @@ def to_message(observation: Observation, view: ReducedView, mfu_source: str) -> 
         (observation.step, observation.interval, observation.number),
         observation.losses,
         (observation.nonfinite, observation.desync, observation.tasks),
-        astuple(view.sizes),
+        view.sizes,
         pickle.PickleBuffer(view.added.data),
         pickle.PickleBuffer(view.highest.data),
     )
@@ -38,13 +37,13 @@ def from_message(
     numbers: tuple[int, int, int],
     losses: Mapping[int, float],
     found: tuple[NonFinite | None, Desync | None, Mapping[str, float] | None],
-    sizes: tuple[Any, ...],
+    sizes: BufferSizes,
     added: Any,
     highest: Any,
 ) -> Observation:
     """Return the observation that `to_message` was given."""
     view = ReducedView(
-        BufferSizes(*sizes),
+        sizes,
         np.frombuffer(added, dtype=np.float64),
         np.frombuffer(highest, dtype=np.float32),
     )

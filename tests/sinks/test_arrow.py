@@ -9,6 +9,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from sample_alerts import FROZEN, NAN
 from sample_run import MakeRecord, OpenFolder
 from small_runs import observe
 
@@ -16,6 +17,7 @@ from distmon.metrics import PARAM_METRICS, PERCENTILE_METRICS
 from distmon.record.record import ParamTable
 from distmon.runs.params_file import batch_message, schema, schema_message
 from distmon.runs.reader import read_run
+from distmon.sinks import arrow
 from distmon.sinks.arrow import ArrowSink
 
 
@@ -49,6 +51,29 @@ def test_pandas_polars_and_duckdb_read_it(make_record: MakeRecord, open_folder: 
     assert isinstance(history.to_pandas(), pd.DataFrame)
     counts = duckdb.sql("select step, count(*) from history group by step order by step").fetchall()
     assert counts == [(10, 3), (20, 3)]
+
+
+def test_of_a_large_model_one_observation_in_several_is_written(
+    make_record: MakeRecord,
+    open_folder: OpenFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    size = len(batch_message(make_record(1), 0))
+    monkeypatch.setattr(arrow, "BYTES_PER_OBSERVATION", size // 3)  # rounded up: one in four
+    folder = open_folder()
+    sink = ArrowSink(folder)
+    for step in range(1, 12):
+        sink.record(make_record(step))
+        if step == 3:
+            sink.alert(NAN)
+            sink.alert(FROZEN)
+    sink.close()
+    steps = read_run(folder.path).params["step"].to_pylist()
+    assert [*dict.fromkeys(steps)] == [1, 3, 7, 11]
+    (line,) = caplog.messages
+    assert "3 parameters" in line
+    assert "one in 4 is written" in line
 
 
 def test_without_histograms_percentiles_are_null_and_nan_stays_nan(

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.ansi import AnsiDecoder
 from rich.console import Console
+from rich.progress import Progress
 from small_runs import quiet, small_model, train
 
 import distmon
@@ -106,7 +109,7 @@ def every_second_step(record: Any, _: Any, memory: dict[str, Any]) -> Iterator[F
         yield Finding(key=str(record.step), message=f"{len(record.params)} parameters")
 
 
-def test_functions_and_console_of_the_user_stay_in_this_process(tmp_path: Path) -> None:
+def test_functions_of_the_user_stay_in_this_process(tmp_path: Path) -> None:
     called: list[tuple[int, str]] = []
     console = Console(record=True, file=io.StringIO(), width=200)
     model, optimizer, monitor = attached(
@@ -126,6 +129,25 @@ def test_functions_and_console_of_the_user_stay_in_this_process(tmp_path: Path) 
     printed = console.export_text()
     assert printed.count("grad_norm:") == 4
     assert printed.count("every_second_step at step") == 2
+
+
+def test_lines_for_a_console_of_the_user_are_formatted_in_the_writer(tmp_path: Path) -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=120, force_terminal=True, color_system="truecolor")
+    bar = Progress(console=console)
+    model, optimizer, monitor = attached(tmp_path, console=console, sinks=["console"])
+    with bar:
+        bar.add_task("train", total=2)
+        train(model, optimizer, monitor, range(1, 3))
+        threads = {thread.name for thread in threading.enumerate()}
+        monitor.close()
+    assert "distmon-console" not in threads
+    lines = [line.plain for line in AnsiDecoder().decode(file.getvalue())]
+    shown = [line.lstrip() for line in lines if "grad_norm:" in line]
+    assert [line[:6] for line in shown] == ["step:1", "step:2"]
+    assert not [line for line in lines if not line.strip()][1:]  # but the end of the bar
+    assert "\x1b[" in file.getvalue()
+    assert any(line.startswith("train ") for line in lines)
 
 
 def written(folder: Path, last: int) -> list[int]:

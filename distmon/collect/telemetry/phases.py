@@ -28,6 +28,8 @@ EVALUATION: Final = "evaluation"
 _NAMES: Final = (*PHASES, EVALUATION)
 PHASE_NUMBERS: Final = {name: i for i, name in enumerate(_NAMES)}
 _OTHER: Final = PHASE_NUMBERS["other"]
+_FIELDS: Final = {phase: f"{phase}_seconds" for phase in PHASES}
+_FLOOR_FIELDS: Final = {phase: f"{phase}_floor_seconds" for phase in OWN_PHASES}
 
 
 class StreamMark(DeviceMark):
@@ -190,10 +192,11 @@ class PhaseClock:
         count = len(found)
         times = dict(zip(PHASES, map(sorted, zip(*found, strict=True)), strict=True))
         telemetry = {
-            f"{phase}_seconds": (each[(count - 1) // 2] + each[count // 2]) / 2
-            for phase, each in times.items()
+            field: (times[phase][(count - 1) // 2] + times[phase][count // 2]) / 2
+            for phase, field in _FIELDS.items()
         }
-        telemetry |= {f"{phase}_floor_seconds": times[phase][count // 4] for phase in OWN_PHASES}
+        for phase, field in _FLOOR_FIELDS.items():
+            telemetry[field] = times[phase][count // 4]
         if not times["communication"][0]:
             telemetry["backward_floor_seconds"] = math.nan
         return telemetry
