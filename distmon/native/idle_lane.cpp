@@ -6,6 +6,8 @@
 #include <Python.h>
 #include <time.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -102,6 +104,9 @@ struct Arguments {
   }
 };
 
+constexpr int most_phases = 8;
+using PhaseSeconds = std::array<double, most_phases>;  // seconds of one step in each phase
+
 // What was counted since Python took it over.
 struct Pending {
   std::vector<int64_t> steps;
@@ -112,11 +117,8 @@ struct Pending {
   double loss_sum = 0, norm = 0;
   int64_t loss_count = 0, norm_reports = 0, reports_of_step = 0, stepped = 0;
   bool has_norm = false, touched = false;
-  std::vector<std::pair<int, double>> marks;  // a phase, or `step_end`, and when it began
+  std::vector<PhaseSeconds> phases;  // of each step, the newest ones
 };
-
-constexpr int step_end = -1;
-constexpr size_t most_marks = 1 << 14;
 
 struct IdleLane {
   PyObject_HEAD
@@ -128,7 +130,10 @@ struct IdleLane {
   bool in_phases;          // the phases of the steps are measured
   bool in_named;           // in a phase that the trainer has named: hooks begin none
   int phase;               // the current one
+  double since;            // when it began
+  PhaseSeconds spent;      // of the current step, without the current phase
   int optimizer_phase, other_phase;
+  size_t kept_phases;      // steps whose phases are kept
   int64_t completed, stride, limit, optimizers, most_losses;
 };
 
@@ -143,23 +148,36 @@ PyObject* call_python(
   return PyObject_Vectorcall(PyTuple_GET_ITEM(lane.fallback, entry), values, count, names);
 }
 
+void switch_phase(IdleLane& lane, int phase, double now) {
+  lane.spent[lane.phase] += now - lane.since;
+  lane.phase = phase;
+  lane.since = now;
+}
+
 // Begins a phase; false when Python has to.
 bool begin_phase(IdleLane& lane, int phase) {
-  if (!lane.open || lane.pending->marks.size() >= most_marks) {
+  if (!lane.open) {
     return false;
   }
   if (lane.in_phases && phase != lane.phase) {
     const double begin = seconds_now();
-    try {
-      lane.pending->marks.emplace_back(phase, begin);
-    } catch (const std::bad_alloc&) {
-      return false;
-    }
+    switch_phase(lane, phase, begin);
     lane.pending->touched = true;
-    lane.phase = phase;
     lane.pending->seconds += seconds_now() - begin;
   }
   return true;
+}
+
+void end_phases_of_step(IdleLane& lane, double now) {
+  switch_phase(lane, lane.other_phase, now);
+  std::vector<PhaseSeconds>& kept = lane.pending->phases;
+  if (kept.size() < lane.kept_phases) {
+    kept.push_back(lane.spent);  // there is room
+  } else if (!kept.empty()) {
+    std::rotate(kept.begin(), kept.begin() + 1, kept.end());
+    kept.back() = lane.spent;
+  }
+  lane.spent = {};
 }
 
 // As `begin_phase`, for a hook.
@@ -276,8 +294,7 @@ PyObject* step(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObje
   }
   const double end = seconds_now();
   if (lane.in_phases) {
-    pending.marks.emplace_back(step_end, end);
-    lane.phase = lane.other_phase;
+    end_phases_of_step(lane, end);
   }
   pending.seconds += end - begin;
   Py_RETURN_NONE;
@@ -307,17 +324,39 @@ PyObject* list_of_losses(const Pending& pending) {
   return list;
 }
 
-PyObject* list_of_marks(const Pending& pending) {
-  PyObject* const list = PyList_New(static_cast<Py_ssize_t>(pending.marks.size()));
-  for (size_t i = 0; list != nullptr && i < pending.marks.size(); ++i) {
-    PyObject* const item = Py_BuildValue("(id)", pending.marks[i].first, pending.marks[i].second);
+PyObject* list_of_seconds(const PhaseSeconds& seconds) {
+  PyObject* const list = PyList_New(most_phases);
+  for (int i = 0; list != nullptr && i < most_phases; ++i) {
+    PyObject* const item = PyFloat_FromDouble(seconds[i]);
     if (item == nullptr) {
       Py_DECREF(list);
       return nullptr;
     }
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
+    PyList_SET_ITEM(list, i, item);
   }
   return list;
+}
+
+// None when phases are not measured; else those of the steps, and how far the current step is.
+PyObject* phases_of(const IdleLane& lane, const Pending& pending) {
+  if (!lane.in_phases) {
+    Py_RETURN_NONE;
+  }
+  PyObject* const steps = PyList_New(static_cast<Py_ssize_t>(pending.phases.size()));
+  for (size_t i = 0; steps != nullptr && i < pending.phases.size(); ++i) {
+    PyObject* const item = list_of_seconds(pending.phases[i]);
+    if (item == nullptr) {
+      Py_DECREF(steps);
+      return nullptr;
+    }
+    PyList_SET_ITEM(steps, static_cast<Py_ssize_t>(i), item);
+  }
+  PyObject* const spent = steps == nullptr ? nullptr : list_of_seconds(lane.spent);
+  if (spent == nullptr) {
+    Py_XDECREF(steps);
+    return nullptr;
+  }
+  return Py_BuildValue("(NNid)", steps, spent, lane.phase, lane.since);
 }
 
 // None when nothing was counted.
@@ -330,14 +369,14 @@ PyObject* take(IdleLane& lane) {
   fresh.steps.reserve(lane.pending->steps.capacity());
   fresh.losses.reserve(lane.pending->losses.capacity());
   fresh.given.reserve(lane.pending->given.capacity());
-  fresh.marks.reserve(lane.pending->marks.capacity());
+  fresh.phases.reserve(lane.pending->phases.capacity());
   const Pending pending = std::exchange(*lane.pending, std::move(fresh));
   PyObject* const lr = std::exchange(lane.lr, nullptr);
   const auto stride = static_cast<long long>(lane.stride);
   PyObject* const steps = list_of(pending.steps);
   PyObject* const losses = steps == nullptr ? nullptr : list_of_losses(pending);
-  PyObject* const marks = losses == nullptr ? nullptr : list_of_marks(pending);
-  if (marks == nullptr) {
+  PyObject* const phases = losses == nullptr ? nullptr : phases_of(lane, pending);
+  if (phases == nullptr) {
     Py_XDECREF(losses);
     Py_XDECREF(steps);
     Py_XDECREF(lr);
@@ -346,7 +385,7 @@ PyObject* take(IdleLane& lane) {
   PyObject* const norm =
       pending.has_norm ? PyFloat_FromDouble(pending.norm) : Py_NewRef(Py_None);
   PyObject* const taken = Py_BuildValue(
-      "{sNsNsNsLsdsdsdsdsdsLsNsLsLsLsO}", "steps", steps, "losses", losses, "marks", marks, "stride",
+      "{sNsNsNsLsdsdsdsdsdsLsNsLsLsLsO}", "steps", steps, "losses", losses, "phases", phases, "stride",
       stride, "last", pending.last, "seconds", pending.seconds,
       "tokens", pending.tokens, "samples", pending.samples, "loss_sum", pending.loss_sum,
       "loss_count", static_cast<long long>(pending.loss_count), "norm", norm, "norm_reports",
@@ -368,8 +407,10 @@ PyObject* take_and_shut(PyObject* self, PyObject*) {
 PyObject* open_until(PyObject* self, PyObject* arguments) {
   long long completed, stride, limit;
   int expects_optimizer, in_phases;
+  double since;
   if (!PyArg_ParseTuple(
-          arguments, "LLLpp", &completed, &stride, &limit, &expects_optimizer, &in_phases)) {
+          arguments, "LLLppd", &completed, &stride, &limit, &expects_optimizer, &in_phases,
+          &since)) {
     return nullptr;
   }
   IdleLane& lane = lane_of(self);
@@ -379,6 +420,8 @@ PyObject* open_until(PyObject* self, PyObject* arguments) {
   lane.expects_optimizer = expects_optimizer != 0;
   lane.in_phases = in_phases != 0;
   lane.phase = lane.other_phase;
+  lane.since = since;
+  lane.spent = {};
   lane.open = completed + stride < limit;
   Py_RETURN_NONE;
 }
@@ -386,7 +429,7 @@ PyObject* open_until(PyObject* self, PyObject* arguments) {
 PyObject* mark(PyObject* self, PyObject* phase) {
   return guarded([&]() -> PyObject* {
     const long number = PyLong_AsLong(phase);
-    if (number < 0) {
+    if (number < 0 || number >= most_phases) {
       if (!PyErr_Occurred()) {
         PyErr_SetString(PyExc_ValueError, "there is no such phase");
       }
@@ -436,7 +479,8 @@ PyMethodDef methods[] = {
     {"step", FAST(guarded_step), METH_FASTCALL | METH_KEYWORDS, "Complete a training step."},
     {"take", take_and_shut, METH_NOARGS, "Return what was counted, and leave all to Python."},
     {"open_until", open_until, METH_VARARGS,
-     "open_until(completed, stride, limit, expects_optimizer, in_phases): count coming steps."},
+     "open_until(completed, stride, limit, expects_optimizer, in_phases, since): count coming "
+     "steps; the first one has begun at `since`."},
     {"mark", mark, METH_O, "mark(phase) -> bool: whether the phase begins here."},
     {"set_named", set_named, METH_O, "set_named(named): whether hooks begin no phase."},
     {"phase", phase, METH_NOARGS, "The current phase; -1 when steps are not counted here."},
@@ -457,16 +501,21 @@ PyTypeObject lane_type = {
 
 PyObject* new_lane(PyObject* arguments) {
   PyObject* fallback;
-  Py_ssize_t optimizers, most_losses;
+  Py_ssize_t optimizers, most_losses, kept_phases;
   int optimizer_phase, other_phase;
   if (PyType_Ready(&lane_type) < 0 ||
       !PyArg_ParseTuple(
-          arguments, "O!nnii", &PyTuple_Type, &fallback, &optimizers, &most_losses,
+          arguments, "O!nnnii", &PyTuple_Type, &fallback, &optimizers, &most_losses, &kept_phases,
           &optimizer_phase, &other_phase)) {
     return nullptr;
   }
   if (PyTuple_GET_SIZE(fallback) != step_entry + 1) {
     PyErr_SetString(PyExc_ValueError, "there must be a function for each of the four entries");
+    return nullptr;
+  }
+  if (std::min(optimizer_phase, other_phase) < 0 || kept_phases < 0 ||
+      std::max(optimizer_phase, other_phase) >= most_phases) {
+    PyErr_SetString(PyExc_ValueError, "there is no such phase");
     return nullptr;
   }
   if (found_inf_name == nullptr) {
@@ -479,6 +528,7 @@ PyObject* new_lane(PyObject* arguments) {
   pending->steps.reserve(most_losses);
   pending->losses.reserve(most_losses);
   pending->given.reserve(most_losses);
+  pending->phases.reserve(kept_phases);
   auto* const lane = PyObject_GC_New(IdleLane, &lane_type);
   if (lane != nullptr) {
     lane->fallback = Py_NewRef(fallback);
@@ -486,6 +536,9 @@ PyObject* new_lane(PyObject* arguments) {
     lane->pending = pending.release();
     lane->open = lane->expects_optimizer = lane->in_phases = lane->in_named = false;
     lane->phase = lane->other_phase = other_phase;
+    lane->since = 0;
+    lane->spent = {};
+    lane->kept_phases = static_cast<size_t>(kept_phases);
     lane->optimizer_phase = optimizer_phase;
     lane->completed = lane->limit = 0;
     lane->stride = 1;

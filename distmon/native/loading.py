@@ -105,12 +105,18 @@ class IdleLane(Protocol):
         ...
 
     def open_until(
-        self, completed: int, stride: int, limit: int, expects_optimizer: bool, in_phases: bool
+        self,
+        completed: int,
+        stride: int,
+        limit: int,
+        expects_optimizer: bool,
+        in_phases: bool,
+        since: float,
     ) -> None:
         """Count the steps after `completed` whose next one is before `limit`.
 
-        `expects_optimizer`: pass on a step in which no optimizer has stepped. `in_phases`: note
-        when phases begin.
+        `expects_optimizer`: pass on a step in which no optimizer has stepped. `in_phases`: measure
+        the phases of the steps, the first of which has begun at `since`.
         """
         ...
 
@@ -248,13 +254,15 @@ class NativeModule(Protocol):
         fallback: tuple[Callable[..., None], ...],
         optimizers: int,
         most_losses: int,
+        kept_phases: int,
         optimizer_phase: int,
         other_phase: int,
     ) -> IdleLane:
         """Return a lane that passes calls on to `fallback`, in the order of its methods.
 
-        An optimizer step is counted for up to `optimizers` in each step. The phases are those
-        during and after an optimizer step.
+        An optimizer step is counted for up to `optimizers` in each step. The phases of the last
+        `kept_phases` steps are kept; those with a number are the one during and the one after an
+        optimizer step.
         """
         ...
 

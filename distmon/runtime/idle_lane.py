@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distmon.collect.telemetry.phases import PHASE_NUMBERS
+from distmon.collect.telemetry.phases import PHASE_NUMBERS, STEPS
 from distmon.native import NativeModule
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CompiledLane(PythonLane):
         optimizers = max(1, len(parts.cycle.observer.rows.optimizers))
         number = PHASE_NUMBERS
         self._lane = native.idle_lane(
-            tuple(own.values()), optimizers, MOST_STEPS, number["optimizer"], number["other"]
+            tuple(own.values()), optimizers, MOST_STEPS, STEPS, number["optimizer"], number["other"]
         )
         parts.telemetry.phases.lane = self._lane
         self.calls = {name: getattr(self._lane, name) for name in own}
@@ -76,7 +76,8 @@ class CompiledLane(PythonLane):
             parts.schedule.pass_to(steps[-1], counted["stride"])
             guard("step", lambda: parts.cycle.observer.losses.extend(steps, counted["losses"]))
             guard("step", lambda: self._give_telemetry(counted))
-        guard("step", lambda: parts.telemetry.phases.take_in(counted["marks"]))
+        if counted["phases"] is not None:
+            guard("step", lambda: parts.telemetry.phases.take_in(*counted["phases"]))
         guard("step", lambda: parts.finite_watch.take_in_idle(counted))
         if steps:
             guard("step", self._stepped)
@@ -109,6 +110,7 @@ class CompiledLane(PythonLane):
             phases.until(schedule.next_observation),
             parts.finite_watch.expects_optimizer,
             phases.active,
+            phases.since,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,16 +197,16 @@ def test_skipped_steps_and_odd_arguments_are_left_to_python(tmp_path: Path) -> N
 
 def test_what_it_is_made_with_is_checked(native: NativeModule) -> None:
     with pytest.raises(ValueError, match="each of the four entries"):
-        native.idle_lane((), 1, 8, 0, 1)
+        native.idle_lane((), 1, 8, 4, 0, 1)
     with pytest.raises(TypeError):
-        native.idle_lane(None, 1, 8, 0, 1)  # type: ignore[arg-type]
+        native.idle_lane(None, 1, 8, 4, 0, 1)  # type: ignore[arg-type]
     called: list[Any] = []
     calls = tuple(lambda *a, i=i, **n: called.append((i, a, n)) for i in range(4))
-    lane: Any = native.idle_lane(calls, 1, 4, 0, 1)
+    lane: Any = native.idle_lane(calls, 1, 4, 4, 0, 1)
     lane.before_step("optimizer", (), {})
     lane.step(loss=1.0)
     assert called == [(0, ("optimizer",), {}), (3, (), {"loss": 1.0})]
-    lane.open_until(10, 1, 100, True, False)
+    lane.open_until(10, 1, 100, True, False, math.nan)
     for _ in range(6):
         lane.after_step(None)
         lane.step(loss=2.0)
@@ -215,6 +216,32 @@ def test_what_it_is_made_with_is_checked(native: NativeModule) -> None:
     assert taken is not None
     assert (taken["steps"], taken["losses"]) == ([11, 12, 13, 14], [2.0] * 4)
     assert lane.take() is None
+
+
+def test_it_adds_up_the_phases_of_the_newest_steps(native: NativeModule) -> None:
+    lane: Any = native.idle_lane((print,) * 4, 1, 64, 3, 4, 5)
+    with pytest.raises(ValueError, match="no such phase"):
+        native.idle_lane((print,) * 4, 1, 64, 3, 4, 99)
+    begin = time.perf_counter()
+    lane.open_until(0, 1, 100, True, True, begin)
+    with pytest.raises(ValueError, match="no such phase"):
+        lane.mark(8)
+    for step in range(5):
+        assert lane.mark(1)
+        time.sleep(0.02 if step == 3 else 0.0)
+        lane.before_step(None)
+        lane.after_step(None)
+        lane.step()
+    lane.mark(2)
+    taken = lane.take()
+    steps, spent, phase, since = taken["phases"]
+    now = time.perf_counter()
+    assert (len(steps), phase) == (3, 2)
+    assert [step[1] >= 0.02 for step in steps] == [False, True, False]
+    assert all(step[i] > 0 for step in steps for i in (1, 4, 5))
+    assert all(step[i] == 0 for step in steps for i in (0, 2, 3, 6, 7))
+    assert [i for i, seconds in enumerate(spent) if seconds] == [5]
+    assert sum(map(sum, steps)) + sum(spent) < since - begin < now - begin
 
 
 def test_steps_stay_idle_while_an_observation_is_evaluated(

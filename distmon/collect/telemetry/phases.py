@@ -43,8 +43,10 @@ class StreamMark(DeviceMark):
 Mark = Any
 """A point in time from which an earlier one can be subtracted: a StreamMark, or seconds of the
 host's clock for a CPU. None where none can be made."""
-Span = tuple[str, Mark, Mark]
-"""A phase, its beginning and its end."""
+Span = tuple[int, Mark, Mark]
+"""Number of a phase, its beginning and its end."""
+_CutStep = tuple[list[Span], list[float]]
+"""Spans of a step, and the seconds of its phases besides, by number."""
 
 
 def marks_for(device: torch.device) -> Callable[[], Mark]:
@@ -61,10 +63,12 @@ class PhaseClock:
     def __init__(self, mark: Callable[[], Mark]) -> None:
         self._mark = mark
         self._active = False
-        self._phase = "other"
+        self._phase = _OTHER
         self._since: Mark = None
         self._spans: list[Span] = []
-        self._steps: list[list[Span]] = []
+        self._spent: list[float] = []
+        """Seconds by number of a phase that the lane has measured of the current step."""
+        self._steps: list[_CutStep] = []
         self._named = False
         self._broken = False
         self._stopped = False
@@ -91,29 +95,40 @@ class PhaseClock:
         return observed if self._active else observed - STEPS + 1
 
     @property
+    def since(self) -> float:
+        """When the current phase began, on the host's clock; NaN when none is measured."""
+        return self._since if isinstance(self._since, float) else math.nan
+
+    @property
     def phase(self) -> str:
         """The current phase."""
+        return _NAMES[self._current]
+
+    @property
+    def _current(self) -> int:
         number = -1 if self.lane is None else self.lane.phase()
-        return self._phase if number < 0 else _NAMES[number]
+        return self._phase if number < 0 else number
 
     def stop(self) -> None:
         """Measure nothing more."""
         self._stopped, self._active = True, False
-        self._spans, self._steps = [], []
+        self._spans, self._spent, self._steps = [], [], []
 
     def enter(self, phase: str) -> None:
         """Begin a new phase; ignored inside `named`, and when it is the current one."""
         if self._active and not self._named:
-            self._begin(phase)
+            self._begin(PHASE_NUMBERS.get(phase, _OTHER))
 
-    def take_in(self, marks: Sequence[tuple[int, float]]) -> None:
-        """Take in the phases of steps that the lane has counted, and the ends of these steps."""
-        for number, at in marks:
-            if number >= 0:
-                self._switch(_NAMES[number], at)
-            else:
-                self._switch("other", at)
-                self._end_step()
+    def take_in(
+        self, steps: Sequence[list[float]], spent: list[float], phase: int, since: float
+    ) -> None:
+        """Take in what the lane has measured, all in seconds by number of a phase.
+
+        `steps` it has counted, and of the current one what was `spent` until `phase` began.
+        """
+        self._steps += [([], seconds) for seconds in steps]
+        del self._steps[:-STEPS]
+        self._spent, self._phase, self._since = spent, phase, since
 
     @contextmanager
     def named(self, phase: str) -> Iterator[None]:
@@ -121,11 +136,11 @@ class PhaseClock:
 
         Errors of the context are the training loop's; those of the clock become its `fault`.
         """
-        before: str | None = None
+        before: int | None = None
         try:
             if self._active and not self._named:
-                before = self.phase
-                self._begin(phase if isinstance(phase, str) else "other")
+                before = self._current
+                self._begin(PHASE_NUMBERS.get(phase, _OTHER) if isinstance(phase, str) else _OTHER)
                 self._named = True
                 self._name_in_lane()
         except Exception as error:
@@ -146,8 +161,8 @@ class PhaseClock:
         if self.lane is not None:
             self.lane.set_named(self._named)
 
-    def _begin(self, phase: str) -> None:
-        if self.lane is not None and self.lane.mark(PHASE_NUMBERS.get(phase, _OTHER)):
+    def _begin(self, phase: int) -> None:
+        if self.lane is not None and self.lane.mark(phase):
             return
         if phase != self._phase:
             self._switch(phase, self._mark())
@@ -156,7 +171,7 @@ class PhaseClock:
         """End a step; `coming` is the next step, `observed` the next observed step."""
         fault, self.fault = self.fault, None
         if self._active:
-            self._switch("other", self._mark())
+            self._switch(_OTHER, self._mark())
             self._broken |= fault is not None
             self._end_step()
         self._active = observed - coming < STEPS and not self._stopped
@@ -164,7 +179,7 @@ class PhaseClock:
             self._since = self._mark()
         elif not self._active:
             self._since = None
-        self._phase = "other"
+        self._phase = _OTHER
         self.switch_hooks(self._active)
         if fault is not None:
             raise fault
@@ -180,10 +195,10 @@ class PhaseClock:
         """
         steps, self._steps = self._steps, []  # what raises here is not taken again
         found = []
-        for spans in steps:
-            seconds = _seconds_of(spans)
+        for step in steps:
+            seconds = _seconds_of(*step)
             if seconds is None:
-                self._steps.append(spans)
+                self._steps.append(step)
             else:
                 found.append(seconds)
         if not found:
@@ -203,11 +218,11 @@ class PhaseClock:
 
     def _end_step(self) -> None:
         if not self._broken:
-            self._steps.append(self._spans)
-        self._spans, self._broken = [], False
+            self._steps.append((self._spans, self._spent))
+        self._spans, self._spent, self._broken = [], [], False
         del self._steps[:-STEPS]
 
-    def _switch(self, phase: str, now: Mark) -> None:
+    def _switch(self, phase: int, now: Mark) -> None:
         self._broken |= now is None
         if len(self._spans) >= MOST_SPANS:
             self._broken, self._spans = True, []
@@ -216,12 +231,13 @@ class PhaseClock:
         self._phase, self._since = phase, now
 
 
-def _seconds_of(spans: list[Span]) -> list[float] | None:
-    """Return the seconds of each phase of one step; None when a mark has not been reached."""
-    seconds = dict.fromkeys(PHASES, 0.0)
+def _seconds_of(spans: list[Span], spent: list[float]) -> list[float] | None:
+    """Return the seconds of PHASES in one step; None when a mark has not been reached."""
+    seconds = spent[: len(_NAMES)] or [0.0] * len(_NAMES)
     for phase, begin, end in spans:
         passed = end - begin
         if passed is None:
             return None
-        seconds[phase if phase in seconds else "other"] += passed
-    return [*seconds.values()]
+        seconds[phase] += passed
+    seconds[_OTHER] += seconds.pop()  # an evaluation
+    return seconds
