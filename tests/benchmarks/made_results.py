@@ -14,6 +14,7 @@ GPT2 = Case("gpt2", "fp32", "none", 1, 148, 124_439_808)
 STEP = 5.0
 SECONDS = {
     "distmon sampled": 2e-3,
+    "distmon auto": 0.06,
     "distmon exact": 0.09,
     "foreach_norm": 0.04,
     "foreach_norm both": 0.08,
@@ -25,6 +26,7 @@ SECONDS = {
 }
 MEMORY = {
     "distmon sampled": 1.3e6,
+    "distmon auto": 1.3e6,
     "distmon exact": 2.6e6,
     "foreach_norm": 600,
     "foreach_norm both": 1200,

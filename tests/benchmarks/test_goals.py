@@ -26,7 +26,7 @@ def test_the_headline_is_a_workload() -> None:
 
 def test_all_goals_are_evaluated(tmp_path: Path) -> None:
     found = _outcomes(write_growing(tmp_path))
-    assert len(found) == len(GOALS) == 11
+    assert len(found) == len(GOALS) == 13
     assert {outcome for _, outcome in found.values()} == {"reached"}
 
 
