@@ -16,7 +16,7 @@ WORSE = {**SECONDS, "distmon sampled": 1.5 * SECONDS["distmon sampled"]}
 def test_the_same_data_is_no_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "run")
     assert main([str(folder), str(folder)]) == 0
-    assert "no regression over 20% in 4 comparisons" in capsys.readouterr().out
+    assert "no regression over 20% in 6 comparisons" in capsys.readouterr().out
 
 
 def test_a_contender_half_as_slow_again_is_named(

@@ -53,7 +53,7 @@ def test_percentiles_are_over_rounds(tmp_path: Path) -> None:
 
 def test_console_and_markdown_show_everything(tmp_path: Path) -> None:
     for text in _summary(write_growing(tmp_path)):
-        for name in (*SECONDS, "slope", "goals: 11 of 11 reached", "Processor of a test, 2 cores"):
+        for name in (*SECONDS, "slope", "goals: 13 of 13 reached", "Processor of a test, 2 cores"):
             assert name in text
         assert "commit 0123456, load 0.1 before, 2026-03-01" in text
         assert "wrong" not in text
