@@ -30,7 +30,7 @@ from launch.monitoring import STOPPED, attach_monitor, check_settings
 from launch.optimizer import learning_rate
 from launch.options import read_options
 from launch.parallel import parallelism_class
-from launch.ranks import BadInput, Interruption, Ranks, join_ranks
+from launch.ranks import BadInput, Ranks, interruptible, join_ranks
 
 RECENT = 20  # steps that the reported training loss is averaged over
 INTERRUPTED = 130  # exit code, as of a program that Ctrl-C has ended
@@ -79,13 +79,13 @@ class Trainer:
         options, started = self.options, time.perf_counter()
         code, outcome = 0, "done:"
         try:
-            with self.display.shown, Interruption(self.ranks) as interruption:
+            with self.display.shown, interruptible(self.ranks) as interrupted:
                 if options.eval_every and self.step == 0:
                     self.evaluate()
                 while self.step < options.steps and not code:
                     self.train_step()
                     last = self.step == options.steps
-                    if not last and interruption.requested(self.step):
+                    if not last and interrupted(self.step):
                         code, outcome = INTERRUPTED, "interrupted after"
                     if is_due(self.step, options.eval_every, last):
                         self.evaluate()
