@@ -50,7 +50,8 @@ class Fault:
     def describe(self) -> str:
         """Return one line about what is about to happen."""
         options, kind = self.options, FAULTS[self.options.inject]
-        what = f" into {self.name}" if self.name else " into the batch" * (kind.point == "batch")
+        place = "the batch" if kind.point == "batch" else self.name
+        what = f" into {place}" if place else ""
         where = "all ranks" if self.rank is None else f"rank {self.rank}"
         when = f"{'from' if kind.lasts else 'at'} step {options.inject_at}"
         return f"injecting {options.inject}{what} on {where} {when}"

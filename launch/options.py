@@ -179,10 +179,11 @@ def command() -> Any:
         return Options(**values)
 
     types = get_type_hints(Options)
-    train.__signature__ = Signature(
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=option, annotation=types[each.name])
-        for each in fields(Options)
-        if (option := each.metadata.get("option"))
+    declared = {each.name: each.metadata.get("option") for each in fields(Options)}
+    train.__signature__ = Signature(  # which typer reads
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+        for name, default in declared.items()
+        if default is not None
     )
     app = typer.Typer(add_completion=False)
     app.command(help=Options.__doc__, epilog=EPILOG)(train)
