@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from csrc_triton.tables import register_limit
+
 POSITIONS: Final = 16
 UNITS: Final = 64
 PASSES: Final = 32
@@ -126,5 +128,5 @@ def add_activation_stats(
         UNITS=UNITS,
         PASSES=PASSES,
         num_warps=WARPS,
-        **({} if torch.version.hip else {"maxnreg": REGISTERS}),
+        **register_limit(REGISTERS),
     )

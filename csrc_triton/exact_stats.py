@@ -47,7 +47,9 @@ from csrc_triton.tables import (
     RowOutputs,
     check,
     cut_into_chunks,
+    register_limit,
     upload,
+    verify_launch,
 )
 
 CHUNK: Final = 1 << 16
@@ -282,12 +284,7 @@ def fill_exact_columns(
     piece of memory. `value_dtype` is float32, or float64 when a tensor is. Bins are overwritten
     only where `tables` were built with a histogram. Allocates nothing and does not wait.
     """
-    rows, device = len(addresses), tables.rows.device
-    check("addresses", addresses, torch.int64, (rows, A_COLUMNS.value), device)
-    check("applied", applied, torch.float64, (rows,), device)
-    outputs.verify(rows, device)
-    if value_dtype not in VALUE_TYPES:
-        raise TypeError(f"value_dtype must be float32 or float64, not {value_dtype}")
+    verify_launch(addresses, applied, outputs, value_dtype, tables.rows.device)
     if not len(tables.rows):
         return
     histogram = outputs.bins is not None and len(tables.counts) > 0
@@ -307,7 +304,7 @@ def fill_exact_columns(
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,
-            **({} if torch.version.hip else {"maxnreg": chunk_registers(histogram, value_dtype)}),
+            **register_limit(chunk_registers(histogram, value_dtype)),
         )
     exact_rows_kernel[(len(tables.rows),)](
         addresses,
@@ -324,5 +321,5 @@ def fill_exact_columns(
         **count_constants(outputs.words if histogram else 0),
         LINES=LINES,
         num_warps=WARPS,
-        **({} if torch.version.hip else {"maxnreg": ROW_REGISTERS}),
+        **register_limit(ROW_REGISTERS),
     )

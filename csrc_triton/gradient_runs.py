@@ -40,6 +40,8 @@ from csrc_triton.tables import (
     RowOutputs,
     check,
     cut_into_chunks,
+    register_limit,
+    verify_launch,
 )
 
 CHUNK_RUNS: Final = 512
@@ -229,12 +231,7 @@ def fill_run_columns(
     `addresses` is the address table of all rows, `applied` as in `fill_sampled_rows`, `value_dtype`
     float32, or float64 when a tensor is. Allocates nothing and does not wait.
     """
-    rows, device = len(addresses), tables.rows.device
-    check("addresses", addresses, torch.int64, (rows, A_COLUMNS.value), device)
-    check("applied", applied, torch.float64, (rows,), device)
-    outputs.verify(rows, device)
-    if value_dtype not in VALUE_TYPES:
-        raise TypeError(f"value_dtype must be float32 or float64, not {value_dtype}")
+    verify_launch(addresses, applied, outputs, value_dtype, tables.rows.device)
     if not len(tables.rows):
         return
     run_chunks_kernel[(len(tables.chunk_tensors),)](
@@ -251,7 +248,7 @@ def fill_run_columns(
         CHUNK_RUNS=CHUNK_RUNS,
         BLOCK_RUNS=BLOCK_RUNS,
         num_warps=WARPS,
-        **({} if torch.version.hip else {"maxnreg": CHUNK_REGISTERS[value_dtype]}),
+        **register_limit(CHUNK_REGISTERS[value_dtype]),
     )
     run_rows_kernel[(len(tables.rows),)](
         addresses,
@@ -264,5 +261,5 @@ def fill_run_columns(
         outputs.maxima,
         LINES=LINES,
         num_warps=WARPS,
-        **({} if torch.version.hip else {"maxnreg": ROW_REGISTERS}),
+        **register_limit(ROW_REGISTERS),
     )

@@ -15,11 +15,10 @@ from csrc_triton.chunk_places import load_edge, place_chunk
 from csrc_triton.dtypes import load_values
 from csrc_triton.finite import is_finite
 from csrc_triton.tables import (
-    A_COLUMNS,
     VALUE_TYPES,
-    check,
     cut_into_chunks,
     upload,
+    verify_addresses,
 )
 
 CHUNK: Final = 1 << 16
@@ -84,9 +83,7 @@ def count_nonfinite(
     `value_dtype` is float32, or float64 when a tensor is. Does not wait.
     """
     rows, device = len(addresses), addresses.device
-    check("addresses", addresses, torch.int64, (rows, A_COLUMNS.value), device)
-    if value_dtype not in VALUE_TYPES:
-        raise TypeError(f"value_dtype must be float32 or float64, not {value_dtype}")
+    verify_addresses(addresses, value_dtype, device)
     if len(numels) != rows:
         raise ValueError(f"{len(numels)} sizes for {rows} rows of the address table")
     counts = torch.zeros((rows, len(COUNTED)), dtype=torch.int64, device=device)

@@ -33,6 +33,7 @@ from csrc_triton.tables import (
     RowOutputs,
     RowTables,
     check,
+    register_limit,
 )
 
 STATS_BLOCK_WIDTH: Final = 16
@@ -287,7 +288,6 @@ def fill_sampled_rows(
         )
     if not rows:
         return
-    limit = {} if torch.version.hip else {"maxnreg": REGISTER_LIMITS[tables.snapshot.dtype]}
     sampled_stats_kernel[(rows,)](
         tables.addresses,
         tables.starts,
@@ -306,5 +306,5 @@ def fill_sampled_rows(
         **count_constants(outputs.words),
         BLOCK_W=STATS_BLOCK_WIDTH,
         num_warps=SAMPLED_WARPS,
-        **limit,
+        **register_limit(REGISTER_LIMITS[tables.snapshot.dtype]),
     )

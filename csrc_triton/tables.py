@@ -149,3 +149,32 @@ class RowOutputs:
         if self.bins is not None:
             words = self.words if self.words in BIN_WORDS else BINS
             check("bins", self.bins, torch.float64, (rows, words), device)
+
+
+def verify_launch(
+    addresses: torch.Tensor,
+    applied: torch.Tensor,
+    outputs: RowOutputs,
+    value_dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Raise unless these are what a kernel that fills columns of rows will assume they are."""
+    rows = len(addresses)
+    verify_addresses(addresses, value_dtype, device)
+    check("applied", applied, torch.float64, (rows,), device)
+    outputs.verify(rows, device)
+
+
+def verify_addresses(
+    addresses: torch.Tensor, value_dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise unless this is an address table, and the type in which its values are read is one."""
+    shape = (len(addresses), A_COLUMNS.value)
+    check("addresses", addresses, torch.int64, shape, device)
+    if value_dtype not in VALUE_TYPES:
+        raise TypeError(f"value_dtype must be float32 or float64, not {value_dtype}")
+
+
+def register_limit(registers: int) -> dict[str, int]:
+    """Return the option of a launch that limits registers; the compiler for AMD has none."""
+    return {} if torch.version.hip else {"maxnreg": registers}

@@ -85,13 +85,8 @@ class Monitor(SettledParts):
 
     def install_hooks(self) -> None:
         """Let the optimizers call `before_step` and `after_step`."""
-        calls = self.lane.calls or {  # a compiled entry is never traced
-            "before_step": untraced(lambda optimizer, *_: self.before_step(optimizer)),
-            "after_step": untraced(lambda optimizer, *_: self.after_step(optimizer)),
-        }
-        self.hooks.install_on_optimizers(
-            self.cycle.observer.rows.optimizers, calls["before_step"], calls["after_step"]
-        )
+        optimizers = self.cycle.observer.rows.optimizers
+        self.hooks.install_on_optimizers(optimizers, self, self.lane.calls)
 
     def install_model_hooks(self, models: Sequence[torch.nn.Module]) -> None:
         """Let the calls of the blocks and of the whole model be observed."""

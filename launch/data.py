@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from launch.options import Options
-from launch.parallel.base import Sizes
+from launch.parallel.base import MicroBatch, Sizes
 from launch.ranks import BadInput
 
 VALIDATION_SHARE = 0.05
@@ -83,53 +83,48 @@ def read_file(path: Path, limit: int) -> bytes:
 
 @dataclass(frozen=True)
 class Batches:
-    """The training data of every step, cut for one rank.
+    """The data of every step, cut for one rank and on its device.
 
     Where the sequences of a step start is drawn from `(seed, step)` for the whole global batch,
     which is then sliced by micro-batch and rank. So the global batch is the same for any number of
     ranks and micro-batches, and a resumed run continues with the data that it would have seen.
     """
 
-    text: torch.Tensor
+    corpus: Corpus
     options: Options
     sizes: Sizes
-    rank: int
+    rank: int = 0
+    device: torch.device | None = None
 
-    @property
-    def sequences(self) -> int:
-        """Sequences in one micro-batch of one rank."""
-        return self.options.batch_size // (self.sizes.micro_batches * self.sizes.data)
+    def of_step(self, step: int) -> list[MicroBatch]:
+        """Return this rank's part of a step's batch; the loss of the step is the mean over it."""
+        options, sizes, text = self.options, self.sizes, self.corpus.train
+        draw = np.random.default_rng([options.seed, step])
+        starts = draw.integers(0, len(text) - options.context, options.batch_size)
+        starts = starts.reshape(sizes.micro_batches, sizes.data, -1)
+        own = starts[:, sizes.data_rank(self.rank)]
+        return [MicroBatch(*self._windows(text, each), 1 / len(own)) for each in own]
 
-    def micro_batch(self, step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of this rank, int64 of shape (sequences, context)."""
-        context, sizes = self.options.context, self.sizes
-        draw = np.random.default_rng([self.options.seed, step])
-        starts = draw.integers(0, len(self.text) - context, self.options.batch_size)
-        first = (micro * sizes.data + sizes.data_rank(self.rank)) * self.sequences
-        return windows(self.text, starts[first : first + self.sequences], context)
-
-    def validation(self, text: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
         """Yield inputs, targets and their weight: this rank's part of a fixed set of sequences.
 
         Ranks may need each other in every forward pass, so each gets as many batches as the first,
         which has most; what fills up a rank's last batches has weight 0. A batch is not larger than
         in training, so that evaluation fits into memory too.
         """
-        context, world, at_once = self.options.context, self.sizes.data, self.sequences
-        starts = validation_starts(len(text), context, self.options.eval_sequences)
-        own = starts[self.sizes.data_rank(self.rank) :: world]
-        for at in range(0, len(starts[::world]), at_once):
+        options, sizes, text = self.options, self.sizes, self.corpus.validation
+        at_once = options.batch_size // (sizes.micro_batches * sizes.data)
+        starts = validation_starts(len(text), options.context, options.eval_sequences)
+        own = starts[sizes.data_rank(self.rank) :: sizes.data]
+        for at in range(0, len(starts[:: sizes.data]), at_once):
             chunk = own[at : at + at_once]
-            yield *windows(text, chunk if len(chunk) else starts[:1], context), len(chunk)
+            yield *self._windows(text, chunk if len(chunk) else starts[:1]), len(chunk)
 
-
-def windows(
-    text: torch.Tensor, starts: np.ndarray, context: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and targets, which are the same bytes one further, that begin at `starts`."""
-    positions = torch.from_numpy(starts)[:, None] + torch.arange(context + 1)
-    sequences = text[positions].long()
-    return sequences[:, :-1], sequences[:, 1:]
+    def _windows(self, text: torch.Tensor, starts: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets, int64 of shape (sequences, context); targets are one later."""
+        positions = torch.from_numpy(starts)[:, None] + torch.arange(self.options.context + 1)
+        sequences = text[positions].long().to(self.device)
+        return sequences[:, :-1], sequences[:, 1:]
 
 
 def validation_starts(length: int, context: int, sequences: int) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,37 +15,13 @@ from launch.ranks import BadInput, local
 
 if TYPE_CHECKING:
     from launch.options import Options
-    from launch.parallel.base import Parallelism, ShardTable
+    from launch.parallel.base import MicroBatch, Parallelism, ShardTable
 
 UP = "mlp.up.weight"
 SPIKE_FACTOR = 50.0
 NOISE = 0.01  # of the weight's own root mean square
 DEPTH = 20.0  # how far below zero the units of a dead MLP are; GELU is zero there too
 LEAK_BYTES = 8 << 20  # in every step
-
-
-class Kind(NamedTuple):
-    """What is known of a kind of fault before it is planted."""
-
-    help: str
-    place: str = "parameter"
-    one_rank: bool = False
-    """Whether it happens on one rank, by default the last that can have it, or on all."""
-    lasts: bool = False
-    """Whether it happens from its step on, or in that step only."""
-
-
-FAULTS = {
-    "frozen": Kind("drops a gradient from that step on, as a misplaced hook does", lasts=True),
-    "nan": Kind("makes one gradient element NaN, on one rank", one_rank=True),
-    "spike": Kind("trains one step on random bytes, with 50 times the loss", "batch"),
-    "desync": Kind("adds a little noise to one weight, on one rank", one_rank=True),
-    "dead": Kind("pushes the weights of an MLP to where no unit is ever active"),
-    "straggler": Kind("delays every forward pass of one rank", "machine", True, True),
-    "slow_data": Kind("delays every batch, as a slow file system does", "machine", lasts=True),
-    "memory_leak": Kind("keeps 8 MB per step on one rank", "machine", True, True),
-}
-"""The choices of `--inject`; the last three are slowdowns."""
 
 
 @dataclass
@@ -65,71 +42,123 @@ class Fault:
     step: int = 0
     leaked: list[torch.Tensor] = field(default_factory=list)
 
-    def describe(self) -> str:
-        """Return one line about what is about to happen."""
-        options, kind = self.options, FAULTS[self.options.inject]
-        what = {"parameter": f" into {self.name}", "batch": " into the batch"}.get(kind.place, "")
-        where = "all ranks" if self.rank is None else f"rank {self.rank}"
-        when = f"{'from' if kind.lasts else 'at'} step {options.inject_at}"
-        return f"injecting {options.inject}{what} on {where} {when}"
-
-    def happens(self, kind: str, step: int) -> bool:
-        """Return whether a fault of this kind happens on this rank in this step."""
-        at = self.options.inject_at
-        is_now = step == at or (step > at and FAULTS[kind].lasts)
-        return self.here and self.options.inject == kind and is_now
-
     @property
     def parameter(self) -> nn.Parameter | None:
         """This rank's shard; None where it holds nothing of the parameter."""
         return self.parallel.parameters.get(self.name)
 
-    def before_data(self, step: int) -> None:
-        """Act when a step begins, before its batch is there."""
-        self.step = step
-        if self.happens("slow_data", step):
-            time.sleep(self.options.inject_seconds)
-        if self.happens("memory_leak", step):
-            self.leaked.append(torch.ones(LEAK_BYTES, dtype=torch.uint8))
+    def describe(self) -> str:
+        """Return one line about what is about to happen."""
+        options, kind = self.options, FAULTS[self.options.inject]
+        place = "the batch" if kind.point == "batch" else self.name
+        what = f" into {place}" if place else ""
+        where = "all ranks" if self.rank is None else f"rank {self.rank}"
+        when = f"{'from' if kind.lasts else 'at'} step {options.inject_at}"
+        return f"injecting {options.inject}{what} on {where} {when}"
 
-    def change_batch(
-        self, step: int, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Return the inputs and targets to train on, and the factor on their loss."""
-        if not self.happens("spike", step):
-            return inputs, targets, 1.0
-        generator = torch.Generator().manual_seed(self.options.seed)
-        garbage = [torch.randint(0, 256, inputs.shape, generator=generator) for _ in range(2)]
-        return garbage[0], garbage[1], SPIKE_FACTOR
+    def happens(self, point: str, step: int) -> bool:
+        """Return whether there is a fault at this point of this step on this rank."""
+        kind, at = FAULTS.get(self.options.inject), self.options.inject_at
+        is_now = kind is not None and (step == at or (step > at and kind.lasts))
+        return self.here and is_now and kind.point == point
+
+    def act(self, point: str, step: int) -> None:
+        """Do what is to be done at this point of a step."""
+        self.step = step
+        if self.happens(point, step):
+            FAULTS[self.options.inject].act(self)
+
+    def change_batch(self, step: int, batch: MicroBatch) -> MicroBatch:
+        """Return the micro-batch to train on."""
+        return spike(self, batch) if self.happens("batch", step) else batch
 
     def in_forward(self, *_: object) -> None:
         """Act as a forward pre-hook of the model, except in evaluation."""
-        if self.happens("straggler", self.step) and torch.is_grad_enabled():
-            time.sleep(self.options.inject_seconds)
+        if torch.is_grad_enabled():
+            self.act("forward", self.step)
 
-    def after_backward(self, step: int) -> None:
-        """Act on the final gradients, before their norm is taken."""
-        if self.happens("nan", step):
-            grad = local(self.parameter.grad)
-            grad[(0,) * grad.ndim] = float("nan")
-        if self.happens("frozen", step) and self.parameter is not None:
-            # `requires_grad_(False)` in mid-run would make DDP wait for the gradient for ever.
-            self.parameter.grad = None
 
-    def after_step(self, step: int) -> None:
-        """Act when the optimizer has stepped."""
-        if self.happens("desync", step):
-            weight = local(self.parameter)
-            generator = torch.Generator().manual_seed(self.options.seed)
-            noise = torch.randn(weight.shape, generator=generator).to(weight)
-            weight.add_(noise, alpha=NOISE * float(weight.square().mean().sqrt()))
-        if self.happens("dead", step):
-            # Inputs of mean 1 meet weights of mean -DEPTH / width: the sum is about -DEPTH.
-            bias = self.parallel.parameters.get(self.name.removesuffix(UP) + "norm2.bias")
-            if bias is not None:
-                local(bias).fill_(1.0)
-            if self.parameter is not None:
-                local(self.parameter).sub_(DEPTH / self.parallel.shards.shapes[self.name][1])
+def frozen(fault: Fault) -> None:
+    """drops a gradient from that step on, as a misplaced hook does"""
+    if fault.parameter is not None:
+        # `requires_grad_(False)` in mid-run would make DDP wait for the gradient for ever.
+        fault.parameter.grad = None
+
+
+def nan(fault: Fault) -> None:
+    """makes one gradient element NaN, on one rank"""
+    grad = local(fault.parameter.grad)
+    grad[(0,) * grad.ndim] = float("nan")
+
+
+def spike(fault: Fault, batch: MicroBatch) -> MicroBatch:
+    """trains one step on random bytes, with 50 times the loss"""
+    draw = torch.Generator().manual_seed(fault.options.seed)
+    garbage = [torch.randint(0, 256, batch.inputs.shape, generator=draw) for _ in range(2)]
+    inputs, targets = (each.to(batch.inputs.device) for each in garbage)
+    return batch._replace(inputs=inputs, targets=targets, factor=batch.factor * SPIKE_FACTOR)
+
+
+def desync(fault: Fault) -> None:
+    """adds a little noise to one weight, on one rank"""
+    weight = local(fault.parameter)
+    generator = torch.Generator().manual_seed(fault.options.seed)
+    noise = torch.randn(weight.shape, generator=generator).to(weight)
+    weight.add_(noise, alpha=NOISE * float(weight.square().mean().sqrt()))
+
+
+def dead(fault: Fault) -> None:
+    """pushes the weights of an MLP to where no unit is ever active"""
+    # Inputs of mean 1 meet weights of mean -DEPTH / width: the sum is about -DEPTH.
+    bias = fault.parallel.parameters.get(fault.name.removesuffix(UP) + "norm2.bias")
+    if bias is not None:
+        local(bias).fill_(1.0)
+    if fault.parameter is not None:
+        local(fault.parameter).sub_(DEPTH / fault.parallel.shards.shapes[fault.name][1])
+
+
+def straggler(fault: Fault) -> None:
+    """delays every forward pass of one rank"""
+    time.sleep(fault.options.inject_seconds)
+
+
+def slow_data(fault: Fault) -> None:
+    """delays every batch, as a slow file system does"""
+    time.sleep(fault.options.inject_seconds)
+
+
+def memory_leak(fault: Fault) -> None:
+    """keeps 8 MB per step on one rank"""
+    fault.leaked.append(torch.ones(LEAK_BYTES, dtype=torch.uint8))
+
+
+class Kind(NamedTuple):
+    """A choice of `--inject`; the docstring of its function is its help."""
+
+    point: str
+    """Where in a step it acts: data, batch, forward, gradients (final), weights (updated)."""
+    act: Callable[..., object]
+    one_rank: bool = False
+    """Whether it happens on one rank, by default the last that can have it, or on all."""
+    lasts: bool = False
+    """Whether it happens from its step on, or in that step only."""
+
+    @property
+    def in_parameter(self) -> bool:
+        """Whether it is in one parameter, which `--inject-param` chooses."""
+        return self.point in ("gradients", "weights")
+
+
+FAULTS = {
+    "frozen": Kind("gradients", frozen, lasts=True),
+    "nan": Kind("gradients", nan, one_rank=True),
+    "spike": Kind("batch", spike),
+    "desync": Kind("weights", desync, one_rank=True),
+    "dead": Kind("weights", dead),
+    "straggler": Kind("forward", straggler, one_rank=True, lasts=True),
+    "slow_data": Kind("data", slow_data, lasts=True),
+    "memory_leak": Kind("data", memory_leak, one_rank=True, lasts=True),
+}
 
 
 def plan_fault(options: Options, parallel: Parallelism) -> Fault:
@@ -140,12 +169,10 @@ def plan_fault(options: Options, parallel: Parallelism) -> Fault:
     world, data_rank = len(shards.counts), parallel.sizes.data_rank
     if rank is not None and rank >= world:
         raise BadInput(f"--inject-rank {rank} is out of range; ranks are 0 to {world - 1}")
-    name, holders = "", list(range(world))
-    if kind.place == "parameter":
-        name = choose_parameter(options, shards)
-        holders = shards.holders(name)
-    elif options.inject_param is not None:
+    if options.inject_param is not None and not kind.in_parameter:
         raise BadInput(f"--inject {options.inject} is in no parameter; leave --inject-param out")
+    name = choose_parameter(options, shards) if kind.in_parameter else ""
+    holders = shards.holders(name) if name else list(range(world))
     if rank is None and kind.one_rank:
         rank = holders[-1]
     if rank is not None and rank not in holders:
@@ -160,10 +187,10 @@ def plan_fault(options: Options, parallel: Parallelism) -> Fault:
             "so that all of them have an optimizer state to save"
         )
     here = rank is None or rank == parallel.ranks.rank
-    if kind.place == "batch" and rank is not None:
+    if kind.point == "batch" and rank is not None:
         here = data_rank(rank) == data_rank(parallel.ranks.rank)  # they see the same batch
     fault = Fault(options, parallel, name, rank, here)
-    if options.inject == "straggler":
+    if kind.point == "forward":
         parallel.module.register_forward_pre_hook(fault.in_forward)
     return fault
 
@@ -191,9 +218,6 @@ def choose_parameter(options: Options, shards: ShardTable) -> str:
             raise BadInput(f"{refusal} of {name}, but of {names[len(names) // 2]}")
     if name is not None:
         return name
-    likely = next(
-        found
-        for ending in (UP, "norm1.weight", "")
-        if (found := [each for each in names if each.endswith(ending)])
-    )
+    endings = (UP, "norm1.weight", "")
+    likely = next(filter(None, ([n for n in names if n.endswith(end)] for end in endings)))
     return likely[len(likely) // 2]

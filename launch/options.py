@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import typer
 
@@ -23,7 +24,7 @@ EPILOG = "\n".join(
         *(f"  {name:12}{about}" for name, (_, about) in PARALLELISMS.items()),
         "",
         "--inject: all are real.",
-        *(f"  {name:12}{kind.help}" for name, kind in FAULTS.items()),
+        *(f"  {name:12}{kind.act.__doc__}" for name, kind in FAULTS.items()),
         "",
         "--monitor: any key of distmon's configuration is an option, for example:",
         "  --monitor.interval 20             steps from one observation to the next",
@@ -47,9 +48,17 @@ UNSUPPORTED = [
     ("bf16_weights", {"deepspeed"}, ", whose engine keeps float32 copies of the weights"),
 ]
 """Options that do not work with some choices of `--parallel`, and why."""
+
+
+def option(panel: str, default: Any, about: str, *names: str, **limits: Any) -> Any:
+    """Declare an option: its panel in --help, its default, and what typer checks and shows."""
+    declared = typer.Option(default, *names, rich_help_panel=panel, help=about, **limits)
+    return field(default=default, metadata={"option": declared})
+
+
 PANELS = ("data", "model", "training", "parallelism", "output", "checkpoints", "faults", "monitor")
-_data, _model, _training, _parallel, _output, _checkpoints, _faults, _monitor = (
-    partial(typer.Option, rich_help_panel=panel) for panel in PANELS
+_data, _model, _train, _parallel, _output, _checkpoints, _faults, _monitor = (
+    partial(option, panel) for panel in PANELS
 )
 
 
@@ -57,99 +66,69 @@ _data, _model, _training, _parallel, _output, _checkpoints, _faults, _monitor = 
 class Options:
     """Train a small language model on bytes, with one process or with torchrun."""
 
-    data: Annotated[
-        Path | None, _data(metavar="FILE", help="text to train on; else Python's standard library")
-    ] = None
-    corpus_mb: Annotated[float, _data(min=0.001, help="read at most this many megabytes")] = 4.0
-    seed: Annotated[int, _data(min=0, help="determines weights and batches")] = 0
-
-    layers: Annotated[int, _model(min=1, help="blocks")] = 4
-    width: Annotated[int, _model(min=1, help="size of the residual stream")] = 128
-    heads: Annotated[int, _model(min=1, help="attention heads")] = 4
-    context: Annotated[int, _model(min=1, help="bytes per sequence")] = 128
-    tied: Annotated[bool, _model("--tied", help="share the weight of embedding and head")] = False
-    activation: Annotated[
-        Literal[tuple(ACTIVATIONS)], _model(help="between the matrices of an MLP")
-    ] = "gelu"
-    no_residual: Annotated[
-        bool, _model("--no-residual", help="blocks without residual connections")
-    ] = False
-    init_std: Annotated[float, _model(min=0, help="standard deviation of new weights")] = 0.02
-    bf16_weights: Annotated[
-        bool, _model("--bf16-weights", help="weights and optimizer state in bfloat16 only")
-    ] = False
-
-    steps: Annotated[int, _training(min=1, help="optimizer steps of the whole run")] = 300
-    batch_size: Annotated[
-        int, _training(min=1, help="sequences per step, over all ranks and micro-batches")
-    ] = 16
-    accumulate: Annotated[int, _training(min=1, help="micro-batches per step")] = 1
-    optimizer: Annotated[Literal["adamw", "sgd"], _training(help="sgd has momentum 0.9")] = "adamw"
-    lr: Annotated[float, _training(min=0, help="peak learning rate")] = 3e-3
-    warmup: Annotated[int, _training(min=0, help="steps of linear warmup")] = 20
-    schedule: Annotated[
-        Literal["cosine", "constant"], _training(help="of the learning rate after the warmup")
-    ] = "cosine"
-    weight_decay: Annotated[float, _training(min=0, help="of matrices")] = 0.1
-    clip: Annotated[float, _training(min=1e-12, help="largest gradient norm")] = 1.0
-    bf16: Annotated[bool, _training("--bf16", help="autocast to bfloat16")] = False
-    tasks: Annotated[
-        bool, _training("--tasks", help="a second head predicts the kind of the next character")
-    ] = False
-    task_weight: Annotated[
-        float | None, _training(min=0, help="factor on the loss of that head (default 1)")
-    ] = None
-    compile: Annotated[bool, _training("--compile", help="torch.compile the model")] = False
-    device: Annotated[Literal["auto", "cpu", "cuda"], _training(help="device to train on")] = "auto"
-
-    parallel: Annotated[
-        Literal[tuple(PARALLELISMS)], _parallel(help="how ranks share the work, see below")
-    ] = "ddp"
-    tensor_parallel: Annotated[
-        int | None, _parallel(min=2, help="ranks that split a layer under fsdp+tp (default 2)")
-    ] = None
-    zero: Annotated[
-        int | None, _parallel(min=0, max=3, help="stage of ZeRO under deepspeed (default 2)")
-    ] = None
-
-    log_every: Annotated[
-        int, _output(min=1, help="steps between lines, where there is no bar and no monitor")
-    ] = 10
-    eval_every: Annotated[
-        int, _output(min=0, help="steps between evaluations; also first and last; 0 for none")
-    ] = 100
-    eval_sequences: Annotated[int, _output(min=1, help="sequences per evaluation")] = 256
-
-    checkpoint_dir: Annotated[Path, _checkpoints(help="folder of the checkpoints")] = Path(
-        "runs/checkpoints"
+    data: Path | None = _data(
+        None, "text to train on; else Python's standard library", metavar="FILE"
     )
-    save_every: Annotated[
-        int, _checkpoints(min=0, help="steps between checkpoints; also at the end; 0 for none")
-    ] = 100
-    keep: Annotated[int, _checkpoints(min=0, help="older checkpoints kept besides the latest")] = 1
-    resume: Annotated[
-        str | None,
-        _checkpoints(metavar="PATH|latest", help="continue, in any mode on any number of ranks"),
-    ] = None
+    corpus_mb: float = _data(4.0, "read at most this many megabytes", min=0.001)
+    seed: int = _data(0, "determines weights and batches", min=0)
 
-    inject: Annotated[
-        Literal[tuple(FAULTS)] | None, _faults(help="plant a real fault, see below")
-    ] = None
-    inject_at: Annotated[int, _faults(min=1, help="step of the fault")] = 40
-    inject_rank: Annotated[
-        int | None,
-        _faults(min=0, help="default: the last for nan, desync, straggler, memory_leak; else all"),
-    ] = None
-    inject_param: Annotated[
-        str | None, _faults(metavar="NAME", help="default: a mlp.up.weight in the middle")
-    ] = None
-    inject_seconds: Annotated[
-        float, _faults(min=0, help="how much longer straggler and slow_data take")
-    ] = 0.2
+    layers: int = _model(4, "blocks", min=1)
+    width: int = _model(128, "size of the residual stream", min=1)
+    heads: int = _model(4, "attention heads", min=1)
+    context: int = _model(128, "bytes per sequence", min=1)
+    tied: bool = _model(False, "share the weight of embedding and head", "--tied")
+    activation: Literal[tuple(ACTIVATIONS)] = _model("gelu", "between the matrices of an MLP")
+    no_residual: bool = _model(False, "blocks without residual connections", "--no-residual")
+    init_std: float = _model(0.02, "standard deviation of new weights", min=0)
+    bf16_weights: bool = _model(False, "bfloat16 weights and optimizer state", "--bf16-weights")
 
-    monitor: Annotated[
-        bool, _monitor("--monitor", "--monitoring", help="monitor with distmon, see below")
-    ] = False
+    steps: int = _train(300, "optimizer steps of the whole run", min=1)
+    batch_size: int = _train(16, "sequences per step, over all ranks and micro-batches", min=1)
+    accumulate: int = _train(1, "micro-batches per step", min=1)
+    optimizer: Literal["adamw", "sgd"] = _train("adamw", "sgd has momentum 0.9")
+    lr: float = _train(3e-3, "peak learning rate", min=0)
+    warmup: int = _train(20, "steps of linear warmup", min=0)
+    schedule: Literal["cosine", "constant"] = _train("cosine", "of lr after the warmup")
+    weight_decay: float = _train(0.1, "of matrices", min=0)
+    clip: float = _train(1.0, "largest gradient norm", min=1e-12)
+    bf16: bool = _train(False, "autocast to bfloat16", "--bf16")
+    tasks: bool = _train(False, "a second head predicts the kind of the next character", "--tasks")
+    task_weight: float | None = _train(None, "factor on the loss of that head (default 1)", min=0)
+    compile: bool = _train(False, "torch.compile the model", "--compile")
+    device: Literal["auto", "cpu", "cuda"] = _train("auto", "device to train on")
+
+    parallel: Literal[tuple(PARALLELISMS)] = _parallel("ddp", "how ranks share the work, see below")
+    tensor_parallel: int | None = _parallel(
+        None, "ranks that split a layer under fsdp+tp (default 2)", min=2
+    )
+    zero: int | None = _parallel(None, "stage of ZeRO under deepspeed (default 2)", min=0, max=3)
+
+    log_every: int = _output(10, "steps between lines, where there is no bar and no monitor", min=1)
+    eval_every: int = _output(
+        100, "steps between evaluations; also first and last; 0 for none", min=0
+    )
+    eval_sequences: int = _output(256, "sequences per evaluation", min=1)
+
+    checkpoint_dir: Path = _checkpoints(Path("runs/checkpoints"), "folder of the checkpoints")
+    save_every: int = _checkpoints(
+        100, "steps between checkpoints; also at the end; 0 for none", min=0
+    )
+    keep: int = _checkpoints(1, "older checkpoints kept besides the latest", min=0)
+    resume: str | None = _checkpoints(
+        None, "continue, in any mode on any number of ranks", metavar="PATH|latest"
+    )
+
+    inject: Literal[tuple(FAULTS)] | None = _faults(None, "plant a real fault, see below")
+    inject_at: int = _faults(40, "step of the fault", min=1)
+    inject_rank: int | None = _faults(
+        None, "default: the last for nan, desync, straggler, memory_leak; else all", min=0
+    )
+    inject_param: str | None = _faults(
+        None, "default: a mlp.up.weight in the middle", metavar="NAME"
+    )
+    inject_seconds: float = _faults(0.2, "how much longer straggler and slow_data take", min=0)
+
+    monitor: bool = _monitor(False, "monitor with distmon, see below", "--monitor", "--monitoring")
     monitor_settings: dict[str, Any] = field(default_factory=dict, init=False)
     """Keyword arguments for `distmon.attach`, from `--monitor.KEY VALUE`."""
 
@@ -157,10 +136,7 @@ class Options:
     def shape(self) -> Shape:
         """The model's shape."""
         return Shape(
-            self.layers,
-            self.width,
-            self.heads,
-            self.context,
+            *(self.layers, self.width, self.heads, self.context),
             tied=self.tied,
             residual=not self.no_residual,
             activation=self.activation,
@@ -184,12 +160,9 @@ class Options:
 def read_options(arguments: list[str], world: int, is_main: bool = True) -> Options:
     """Parse and check the command line of a run on `world` ranks; only rank 0 prints `--help`."""
     arguments, monitor_settings = split_monitor_options(arguments)
-    app = typer.Typer(add_completion=False)
-    app.command(epilog=EPILOG)(Options)
-    command = typer.main.get_command(app)
     try:
         with nullcontext() if is_main else redirect_stdout(io.StringIO()):
-            options = command.main(arguments, prog_name="train.py", standalone_mode=False)
+            options = command().main(arguments, prog_name="train.py", standalone_mode=False)
     except typer.BadParameter.__base__ as error:  # UsageError: of click, or of typer's copy of it
         raise BadInput(f"{error.format_message()} (--help lists the options)") from None
     if not isinstance(options, Options):
@@ -197,6 +170,24 @@ def read_options(arguments: list[str], world: int, is_main: bool = True) -> Opti
     options.monitor_settings = monitor_settings
     check_options(options, world)
     return options
+
+
+def command() -> Any:
+    """Return the command that turns arguments into `Options`."""
+
+    def train(**values: Any) -> Options:
+        return Options(**values)
+
+    types = get_type_hints(Options)
+    declared = {each.name: each.metadata.get("option") for each in fields(Options)}
+    train.__signature__ = Signature(  # which typer reads
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+        for name, default in declared.items()
+        if default is not None
+    )
+    app = typer.Typer(add_completion=False)
+    app.command(help=Options.__doc__, epilog=EPILOG)(train)
+    return typer.main.get_command(app)
 
 
 def check_options(options: Options, world: int) -> None:

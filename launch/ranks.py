@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -135,34 +135,33 @@ def join_ranks() -> Ranks:
     return ranks
 
 
-class Interruption:
-    """While active, SIGINT and SIGTERM end training after a step instead of killing the process.
+@contextmanager
+def interruptible(ranks: Ranks) -> Iterator[Callable[[int], bool]]:
+    """Let SIGINT and SIGTERM end training after a step instead of killing the process.
 
+    Yields what to ask after each step, on all ranks: whether to stop, with the same answer on all.
     In a single process a second signal kills. Under torchrun it does not, because torchrun repeats
     the Ctrl-C that the terminal has already sent to every rank, and kills slow ranks itself.
     """
+    signaled = False
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._signaled = ranks, False
+    def note(*_: object) -> None:
+        nonlocal signaled
+        signaled = True
+        if not ranks.has_group:
+            restore()
 
-    def __enter__(self) -> Interruption:
-        signals = (signal.SIGINT, signal.SIGTERM)
-        self._handlers = {number: signal.signal(number, self._note) for number in signals}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
+    def restore() -> None:
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
-    def requested(self, step: int) -> bool:
-        """Return whether to stop after this step: the same answer on all ranks, which all ask."""
-        if not self._ranks.has_group:
-            return self._signaled
-        if step % CHECK_EVERY:
-            return False
-        return bool(self._ranks.sum(torch.tensor(int(self._signaled))))
+    def requested(step: int) -> bool:
+        if not ranks.has_group:
+            return signaled
+        return step % CHECK_EVERY == 0 and bool(ranks.sum(torch.tensor(int(signaled))))
 
-    def _note(self, *_: object) -> None:
-        self._signaled = True
-        if not self._ranks.has_group:
-            self.__exit__()
+    handlers = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requested
+    finally:
+        restore()

@@ -30,8 +30,7 @@ from launch.monitoring import STOPPED, attach_monitor, check_settings
 from launch.optimizer import learning_rate
 from launch.options import read_options
 from launch.parallel import parallelism_class
-from launch.parallel.base import MicroBatch
-from launch.ranks import BadInput, Interruption, Ranks, join_ranks
+from launch.ranks import BadInput, Ranks, interruptible, join_ranks
 
 RECENT = 20  # steps that the reported training loss is averaged over
 INTERRUPTED = 130  # exit code, as of a program that Ctrl-C has ended
@@ -46,7 +45,7 @@ class Trainer:
             self.options = options = read_options(arguments, ranks.world, ranks.is_main)
             config = check_settings(options.monitor_settings) if options.monitor else None
             self.device = ranks.device(options.device)
-            self.corpus = load_corpus(options.data, options.corpus_mb, options.context)
+            corpus = load_corpus(options.data, options.corpus_mb, options.context)
             self.checkpoints = Checkpoints(options.checkpoint_dir, options.keep)
             if ranks.is_main and (options.save_every or (config and config.actions.checkpoint)):
                 self.checkpoints.open()
@@ -63,7 +62,7 @@ class Trainer:
         cleanup.callback(self.parallel.close)
         if saved.get("optimizer"):
             self.parallel.load_optimizer_state(saved["optimizer"])
-        self.batches = Batches(self.corpus.train, options, self.parallel.sizes, ranks.rank)
+        self.batches = Batches(corpus, options, self.parallel.sizes, ranks.rank, self.device)
         with ranks.stop_together():
             self.fault = plan_fault(options, self.parallel)
         self.run_dir = config.run_dir if config else None
@@ -80,13 +79,13 @@ class Trainer:
         options, started = self.options, time.perf_counter()
         code, outcome = 0, "done:"
         try:
-            with self.display.shown, Interruption(self.ranks) as interruption:
+            with self.display.shown, interruptible(self.ranks) as interrupted:
                 if options.eval_every and self.step == 0:
                     self.evaluate()
                 while self.step < options.steps and not code:
                     self.train_step()
                     last = self.step == options.steps
-                    if not last and interruption.requested(self.step):
+                    if not last and interrupted(self.step):
                         code, outcome = INTERRUPTED, "interrupted after"
                     if is_due(self.step, options.eval_every, last):
                         self.evaluate()
@@ -115,16 +114,16 @@ class Trainer:
             self.display.line(fault.describe(), style="dim")
 
         with monitor.phase("data") if monitor else nullcontext():
-            fault.before_data(step)
-            batches = self.micro_batches(step)
+            fault.act("data", step)
+            batches = [fault.change_batch(step, each) for each in self.batches.of_step(step)]
         loss = parallel.forward_backward(batches)
         self.recent_losses.append(parallel.displayed_loss(loss))
-        fault.after_backward(step)
+        fault.act("gradients", step)
         grad_norm = parallel.gradient_norm()
         if monitor:
             monitor.check(grad_norm=grad_norm)
         parallel.optimizer_step(grad_norm)
-        fault.after_step(step)
+        fault.act("weights", step)
         if monitor and not parallel.reports_steps:
             monitor.step(loss=loss, tokens=tokens, lr=lr, step=step)
         parallel.optimizer.zero_grad()
@@ -133,30 +132,19 @@ class Trainer:
         if self.prints_loss and (step % options.log_every == 0 or step == options.steps):
             self.display.log(step, self.ranks.mean(self.recent_losses[-1]), lr)
 
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """Return this rank's part of a step's batch; the loss of the step is the mean over it."""
-        count = self.parallel.sizes.micro_batches
-        batches = []
-        for micro in range(count):
-            inputs, targets = self.batches.micro_batch(step, micro)
-            inputs, targets, factor = self.fault.change_batch(step, inputs, targets)
-            inputs, targets = inputs.to(self.device), targets.to(self.device)
-            batches.append(MicroBatch(inputs, targets, factor / count))
-        return batches
-
     def evaluate(self) -> None:
         """Compute the loss on a fixed part of the validation text, and report it."""
         options = self.options
         total = torch.zeros(2, device=self.device)
-        for inputs, targets, weight in self.batches.validation(self.corpus.validation):
-            loss = self.parallel.evaluate(inputs.to(self.device), targets.to(self.device))
+        for inputs, targets, weight in self.batches.validation():
+            loss = self.parallel.evaluate(inputs, targets)
             if loss is not None:
                 total += torch.stack([loss, torch.ones_like(loss)]) * weight
         summed, count = self.ranks.sum(total).tolist()
         self.validation_loss = summed / count
         self.display.line(f"step:{self.step}/{options.steps} val_loss:{self.validation_loss:.4f}")
         if self.monitor:
-            epoch = self.step * options.tokens_per_step / len(self.corpus.train)
+            epoch = self.step * options.tokens_per_step / len(self.batches.corpus.train)
             train_loss, val_loss = self.recent_loss(), self.validation_loss
             self.monitor.evaluated(train_loss=train_loss, val_loss=val_loss, epoch=epoch)
 
@@ -169,17 +157,12 @@ class Trainer:
     def save_checkpoint(self) -> None:
         """Write a checkpoint that any parallelism on any number of ranks can resume from."""
         weights, optimizer_state = self.parallel.full_state()
-        if not self.ranks.is_main:
-            return
-        content = {
-            "model": weights,
-            "optimizer": optimizer_state,
-            "shape": asdict(self.options.shape),
-            "algorithm": self.options.optimizer,
-        }
-        if self.monitor:
-            content["monitor"] = self.monitor.state_dict()
-        self.checkpoints.save(self.step, content)
+        if self.ranks.is_main:
+            content = {"model": weights, "optimizer": optimizer_state}
+            content |= {"shape": asdict(self.options.shape), "algorithm": self.options.optimizer}
+            if self.monitor:
+                content["monitor"] = self.monitor.state_dict()
+            self.checkpoints.save(self.step, content)
 
     def summary(self, seconds: float) -> str:
         """Return how the run went and where things are."""

@@ -12,7 +12,7 @@ import pytest
 from small_runs import observe
 
 import distmon
-from distmon import metrics
+from distmon.cli.metrics_page import page
 from distmon.config import RuleConfig
 from distmon.metrics import (
     GRAD_PERCENTILES,
@@ -43,10 +43,10 @@ def test_the_page_equals_the_tables() -> None:
         text=True,
         check=True,
     )
-    assert printed.stdout == metrics.page() == (ROOT / "docs/metrics.md").read_text()
+    assert printed.stdout == page() == (ROOT / "docs/metrics.md").read_text()
     for metric in (metric for table in TABLES for metric in table):
         line = f"| `{metric.name}` | {metric.unit} | {metric.reduction} | {metric.help} |"
-        assert line in metrics.page()
+        assert line in page()
 
 
 def test_a_duplicate_or_an_unknown_reduction_raises() -> None:

@@ -157,9 +157,9 @@ def _troubles(rank: int, _: int, folder: str) -> dict[str, Any]:
             loss = wrapped(batch(step)).square().mean()
             loss.backward()
             if step == 4 and rank == 1:  # the observation itself fails on one rank
-                monitor.cycle.observer.measure = _raise  # type: ignore[method-assign]
+                monitor.cycle.observer.rows.measure = _raise  # type: ignore[method-assign]
             if step == 5 and rank == 1:
-                del monitor.cycle.observer.measure
+                del monitor.cycle.observer.rows.measure
             optimizer.step()
             if step == 8 and rank == 2:
                 model[2].weight.data.add_(1e-6)

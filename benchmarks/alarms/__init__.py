@@ -7,7 +7,7 @@
     python -m benchmarks.alarms --make --seed 1 --corpus /tmp/unseen
 
 The last trains the same scenarios with other weights and data, elsewhere: rules that were tuned on
-the corpus have to do as well on runs that nobody has looked at.
+the corpus have to do as well on runs that were not looked at.
 
 Required of the rules: each planted fault is named, at its place and in time; a run that reaches NaN
 by itself has a warning of the gain, gradient, update-ratio or loss rules at least 5 steps before;
@@ -15,8 +15,8 @@ a healthy run has alerts in less than 5% of its observations and no critical one
 something is missed.
 
 Then the second corpus: 513 short runs of many kinds, healthy and with planted faults. The rules are
-tuned on its two halves; the blind and the unseen set, of other kinds, tell what they are worth
-(`split.json`). Alerts of these two are not listed, so that nobody tunes on them.
+tuned on its two halves; the blind and the unseen set, of other kinds, show what they are worth
+(`split.json`). Alerts of these two are not listed, so that rules are not tuned on them.
 
     python -m benchmarks.alarms --table            # only that table, as kept in docs/rules.md
 

@@ -24,7 +24,8 @@ from benchmarks.alarms.unseen.faulty import UNSEEN_FAULTY
 from benchmarks.alarms.unseen.healthy import UNSEEN_HEALTHY
 from distmon.collect.signals.step_signals import FIELDS
 from distmon.runs.reader import read_run
-from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, RUN_FILE
+from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE
+from distmon.runs.run_json import RUN_FILE
 
 RECORDINGS: Final = Path(__file__).with_name("recordings")
 CASES: Final[dict[str, Case]] = {

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from benchmarks.alarms.scenarios import COMMON, Scenario
 from distmon.runs.reader import read_run
-from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE, RUN_FILE
+from distmon.runs.run_folder import ALERTS_FILE, PARAMS_FILE, RECORDS_FILE
+from distmon.runs.run_json import RUN_FILE
 
 TRAINER = Path(__file__).resolve().parents[2] / "launch/train.py"
 LOST = 30

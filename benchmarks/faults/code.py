@@ -172,7 +172,7 @@ def _network() -> Iterator[Fault]:
 def _memory() -> Iterator[Fault]:
     for where in (
         "distmon.record.builder.RecordBuilder.build",
-        "distmon.runs.run_folder.strict_json",
+        "distmon.runs.run_json.strict_json",
         "distmon.sinks.jsonl.record_entry",
         "distmon.rules.engine.RuleEngine.evaluate",
         "distmon.runs.params_file.batch_message",

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.overhead.models import rotate, small_embeddings
+from benchmarks.overhead.models import Decoder, attend
 
 CHOSEN = 2
 """Experts that a token is sent to."""
@@ -24,14 +24,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
-        mixed = F.scaled_dot_product_attention(
-            rotate(q), rotate(k), v, is_causal=True, enable_gqa=True
-        )
-        output: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        output: torch.Tensor = self.out(attend(self.q(x), self.k(x), self.v(x), self.head))
         return output
 
 
@@ -84,7 +77,7 @@ class MixtralBlock(nn.Module):
         return output
 
 
-class Mixtral(nn.Module):
+class Mixtral(Decoder):
     """Mixtral at an eighth of its width and layers: 8 experts, 3.5 times as wide inside."""
 
     def __init__(
@@ -97,17 +90,5 @@ class Mixtral(nn.Module):
         experts: int = 8,
         vocabulary: int = 32000,
     ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(
-            MixtralBlock(width, heads, kv_heads, hidden, experts) for _ in range(layers)
-        )
-        self.norm = nn.RMSNorm(width)
-        small_embeddings(self)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+        blocks = (MixtralBlock(width, heads, kv_heads, hidden, experts) for _ in range(layers))
+        super().__init__(vocabulary, width, blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -75,17 +77,18 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm1(x)
-        q, k, v = (
-            layer(h).unflatten(-1, (-1, self.head)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
-        mixed = F.scaled_dot_product_attention(
-            rotate(q), rotate(k), v, is_causal=True, enable_gqa=True
-        )
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        x = x + self.out(attend(self.q(h), self.k(h), self.v(h), self.head))
         h = self.norm2(x)
         hidden: torch.Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
         return x + hidden
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, head: int) -> torch.Tensor:
+    """Causal attention with rotated positions and grouped keys, all (batch, time, heads * head)."""
+    q, k, v = (each.unflatten(-1, (-1, head)).transpose(1, 2) for each in (q, k, v))
+    q, k = rotate(q), rotate(k)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +101,26 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-class Llama(nn.Module):
+class Decoder(nn.Module):
+    """Blocks between an embedding and a norm; the output head is the embedding."""
+
+    def __init__(self, vocabulary: int, width: int, blocks: Iterator[nn.Module]) -> None:
+        """`blocks` are made after the embedding."""
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.RMSNorm(width)
+        small_embeddings(self)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class Llama(Decoder):
     """The shape of Llama 3.2 1B: 1.24 billion elements in 146 tensors."""
 
     def __init__(
@@ -110,20 +132,8 @@ class Llama(nn.Module):
         hidden: int = 8192,
         vocabulary: int = 128256,
     ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(
-            LlamaBlock(width, heads, kv_heads, hidden) for _ in range(layers)
-        )
-        self.norm = nn.RMSNorm(width)
-        small_embeddings(self)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+        blocks = (LlamaBlock(width, heads, kv_heads, hidden) for _ in range(layers))
+        super().__init__(vocabulary, width, blocks)
 
 
 class MoeBlock(nn.Module):
@@ -142,7 +152,7 @@ class MoeBlock(nn.Module):
         mixed = torch.zeros_like(x)
         for expert, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             token, place = (chosen == expert).nonzero(as_tuple=True)
-            if len(token):  # an expert that nobody chose gets no gradient
+            if len(token):  # an expert without tokens gets no gradient
                 share = weights[token, place].unsqueeze(-1)
                 mixed = mixed.index_add(0, token, share * down(F.silu(up(h[token]))))
         return x + mixed

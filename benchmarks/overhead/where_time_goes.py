@@ -34,7 +34,7 @@ PARTS: Final[tuple[tuple[str, Callable[[Monitor], Any], str], ...]] = (
     ("before_step", lambda m: m, "before_step"),
     ("  samples of the weights", lambda m: m.cycle.observer.rows, "snapshot"),
     ("after_step", lambda m: m, "after_step"),
-    ("  samples of weights and gradients, all columns", lambda m: m.cycle.observer, "measure"),
+    ("  samples of weights and gradients, all columns", lambda m: m.cycle.observer.rows, "measure"),
     ("step", lambda m: m, "step"),
     ("  loss and gradient norm", lambda m: m.finite_watch, "report"),
     ("  rank telemetry", lambda m: m.telemetry, "take"),

@@ -29,7 +29,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmon.layout import capture
-from distmon.record.statistics import Sampling
+from distmon.record.sample_tables import Sampling
 from distmon.reduce.reduced_view import BufferSizes
 from distmon.runtime.row_measurement import MOST_HISTOGRAMS
 from distmon.sampling.plan import build_plan

@@ -19,7 +19,7 @@ from distmon.report.compare import Comparison, Condition, compare_runs, load_run
 from distmon.report.compare.compare_page import compare_page
 from distmon.report.compare.comparison import alert_counts
 from distmon.report.compare.verdicts import Axis
-from distmon.runs.run_folder import strict_json
+from distmon.runs.run_json import strict_json
 
 _AXES: Final[dict[str, Axis]] = {"steps": "steps", "tokens": "tokens"}
 _VERDICT_COLORS: Final = {"better": "green", "worse": "red", "higher": "cyan", "lower": "cyan"}

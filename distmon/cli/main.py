@@ -67,7 +67,7 @@ def rules(
 
 def metrics() -> None:
     """Print every metric with its unit, reduction and meaning, as Markdown."""
-    from distmon.metrics import page
+    from distmon.cli.metrics_page import page
 
     typer.echo(page(), nl=False)
 

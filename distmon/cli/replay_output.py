@@ -18,7 +18,7 @@ from distmon.replay.settings import Settings
 from distmon.replay.sweep import current_value
 from distmon.rules.alert import Alert, Severity
 from distmon.rules.base import name_some
-from distmon.runs.run_folder import strict_json
+from distmon.runs.run_json import strict_json
 
 _MOST_COLUMNS: Final = 6
 """Maximum number of runs with their own column in the table of a sweep."""

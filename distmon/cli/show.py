@@ -14,8 +14,9 @@ from rich.text import Text
 from distmon.errors import DistmonError
 from distmon.runs.claim import CLAIM_FILE
 from distmon.runs.reader import Run, read_run
-from distmon.runs.run_folder import RUN_FILE
-from distmon.sinks.console import opening_line, plural
+from distmon.runs.run_json import RUN_FILE
+from distmon.sinks.console import opening_line
+from distmon.sinks.short_numbers import plural
 from distmon.untrusted.files import is_file
 
 _COLUMNS = {

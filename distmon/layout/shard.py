@@ -132,7 +132,7 @@ class Context:
     gradient_is_reduced: bool = False
     """Whether a wrapper reduces the gradient before the optimizer step."""
     known: dict[Hashable, Any] = field(default_factory=dict)
-    """What parameters of one kind have in common, found once; by whatever tells kinds apart."""
+    """What parameters of one kind have in common, by kind; each is found once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distmon.collect.gradient_gain.block_table import Blocks
 from distmon.collect.inside.catalog import Catalog
@@ -18,6 +17,7 @@ from distmon.record.evaluations import EvaluationHistory, evaluation_metrics
 from distmon.record.gradient_gain import GainWindow, gain_table
 from distmon.record.inside import InsideWindow, inside_metrics
 from distmon.record.loss_ema import LossEma
+from distmon.record.observation import Observation
 from distmon.record.record import (
     Column,
     Evaluation,
@@ -26,63 +26,17 @@ from distmon.record.record import (
     ParamTable,
     Record,
 )
-from distmon.record.statistics import (
-    Sampling,
-    grad_norm_metrics,
-    moments,
-    param_table,
-    run_metrics,
-    suspects,
-)
+from distmon.record.sample_tables import Sampling
+from distmon.record.statistics import grad_norm_metrics, moments, param_table, run_metrics, suspects
 from distmon.record.tasks import task_metrics
 from distmon.record.telemetry import mfu_metrics, run_summary, without_waiting
-from distmon.reduce.findings import Desync, NonFinite, has_nonfinite
 from distmon.reduce.majority import minority
 from distmon.reduce.rank_slots import WIRE_FIELDS
 from distmon.reduce.reduced import Reduced
-from distmon.reduce.reduced_view import ReducedView
 from distmon.sampling.sample import REPLICA_CLASSES
 
 DIFFERENT: Final = "different record"
 """What is said of a rank whose record is not that of the others."""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """Reduced numbers of one observation, equal on all ranks, with nothing derived yet."""
-
-    step: int
-    fields: Mapping[str, Column]
-    """Fields of the rank slots: `fields[name][rank]`."""
-    losses: Mapping[int, float]
-    """By step since the last observation, mean over ranks."""
-    blocks: Column
-    """Sums of the gradient norms of blocks."""
-    inside: Column
-    """Sums of what is watched inside the model."""
-    inside_maxima: NDArray[np.float32]
-    applied: bool
-    """Whether an optimizer stepped any parameter."""
-    sampled_nonfinite: bool
-    """A sampled weight or gradient is NaN or Inf."""
-    nbytes: int
-    """Bytes that one rank sent."""
-    interval: int
-    """Steps from one observation to the next, when this one was made."""
-    read: Callable[[], Reduced]
-    """Returns all reduced numbers; valid until the next observation has arrived."""
-    number: int = 0
-    """1 for the first observation of the process."""
-    nonfinite: NonFinite | None = None
-    desync: Desync | None = None
-    tasks: Mapping[str, float] | None = None
-    view: ReducedView | None = None
-    """The buffers that all of it was read from; None where these are not all of it."""
-
-    @property
-    def has_nonfinite(self) -> bool:
-        """Whether anything is NaN or Inf that should not be."""
-        return has_nonfinite(self.nonfinite, self.losses.values(), self.sampled_nonfinite)
 
 
 @dataclass(frozen=True)

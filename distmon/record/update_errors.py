@@ -22,7 +22,8 @@ from distmon.record.standard_error import DEGREES, student_factor
 from distmon.reduce.reduced import Reduced
 
 if TYPE_CHECKING:
-    from distmon.record.statistics import Moments, Sampling
+    from distmon.record.sample_tables import Sampling
+    from distmon.record.statistics import Moments
 
 SPARSE: Final = 0.5
 """Share of zeros from which on a gradient is that of a table of which a step touches few rows."""

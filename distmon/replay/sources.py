@@ -16,7 +16,7 @@ from distmon.replay.tables import CSV_SUFFIXES, JSON_SUFFIXES, read_table
 from distmon.replay.tensorboard import is_event_file, read_events
 from distmon.rules.base import name_some
 from distmon.runs.reader import read_run
-from distmon.runs.run_folder import RUN_FILE
+from distmon.runs.run_json import RUN_FILE
 
 Kind = Literal["run folder", "TensorBoard", "table"]
 _SHOWN_COLUMNS: Final = 20

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distmon.runs.run_folder import strict_json
+from distmon.runs.run_json import strict_json
 
 Floats = NDArray[np.floating[Any]]
 DIGITS = 5

@@ -1,8 +1,8 @@
 """What a run folder may contain: the type of every value in `run.json`, records and alerts.
 
-The one place where content that anybody may have written becomes values that the rest of the
-package can rely on. A value of another type is left out and noted; keys that are not listed here
-are passed on as they are, so a key that gets a reader gets a line here.
+The one place where untrusted content becomes values that the rest of the package can rely on. A
+value of another type is left out and noted; keys that are not listed here are passed on as they
+are, so a key that gets a reader gets a line here.
 """
 
 from __future__ import annotations

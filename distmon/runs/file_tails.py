@@ -74,7 +74,7 @@ class LineTail:
 
     @property
     def shrunk(self) -> bool:
-        """Whether the file is shorter than what was read of it: somebody replaced it."""
+        """Whether the file is shorter than what was read of it: it was replaced."""
         try:
             return self.path.stat().st_size < self._offset
         except OSError:

@@ -17,14 +17,8 @@ from distmon.record.summary_table import html_table, rich_table
 from distmon.runs import entries, params_file
 from distmon.runs.file_tails import LineTail, ParamTail
 from distmon.runs.gaps import describe_gaps, missing_observations, missing_rows
-from distmon.runs.run_folder import (
-    ALERTS_FILE,
-    ENDS_FILE,
-    GAPS_FILE,
-    PARAMS_FILE,
-    RECORDS_FILE,
-    read_info,
-)
+from distmon.runs.run_folder import ALERTS_FILE, ENDS_FILE, GAPS_FILE, PARAMS_FILE, RECORDS_FILE
+from distmon.runs.run_json import read_info
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from distmon.collect.gradient_gain import Blocks
 from distmon.collect.inside.catalog import Catalog
 from distmon.config import MonitorConfig
 from distmon.errors import CollectiveError
-from distmon.record.statistics import Sampling
+from distmon.record.sample_tables import Sampling
 from distmon.reduce.channel import Pending
 from distmon.reduce.majority import by_value, listed, minority
 from distmon.reduce.process_group import Ranks

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from distmon.probe.partial_gradients import PartialGradients
-from distmon.record.builder import Observation
+from distmon.record.observation import Observation
 from distmon.reduce.outbox import Shipment
 from distmon.reduce.reduced import Reduced
 from distmon.runtime.searches import LocalEvidence, Search, Searches
@@ -61,22 +61,13 @@ class Arrived:
         found, view = self.search.found, self.buffers.view
         if copied:
             _ = self._reduced
-        is_view = not copied and not self._partial.size
-        return Observation(
-            step=self.local.step,
+        return Observation.from_view(
+            view,
+            (self.local.step, self._flight.interval, self.number),
+            view.read_losses(self._flight.steps),
+            (found.nonfinite, found.desync, found.tasks),
             fields=self.fields,
-            losses=view.read_losses(self._flight.steps),
-            blocks=view.blocks.copy(),
-            inside=view.inside.copy(),
-            inside_maxima=view.inside_maxima.copy(),
-            applied=view.applied,
             sampled_nonfinite=self._sampled_nonfinite,
-            nbytes=view.sizes.nbytes,
-            interval=self._flight.interval,
             read=lambda: self._reduced,
-            number=self.number,
-            nonfinite=found.nonfinite,
-            desync=found.desync,
-            tasks=found.tasks,
-            view=view if is_view else None,
+            view=None if copied or self._partial.size else view,
         )

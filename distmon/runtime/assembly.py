@@ -63,19 +63,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
     rows = RowMeasurement(
         shards, ownership, settings, blueprint.reading, blueprint.copies, ranks.rank
     )
-    observer = Observer(
-        rows,
-        ranks,
-        settings,
-        _gain(blueprint, source.device),
-        Inside(
-            blueprint.catalog,
-            blueprint.watched,
-            source.device,
-            settings.inside.attention_sample,
-            logging.INFO if ranks.rank else logging.WARNING,
-        ),
-    )
+    observer = _observer(blueprint, rows, source.device)
     finite_watch = FiniteWatch(
         rows.count_nonfinite,
         has_optimizers=bool(ownership.optimizers),
@@ -86,16 +74,9 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
     telemetry = RankTelemetry(device, _hardware(device, settings), signals=signals)
     undo.callback(telemetry.close)
     set_up_mfu(telemetry.utilization, settings.mfu, source.models, shards[0], ranks.rank == 0)
-    inputs = BuilderInputs(
-        config=settings,
-        sampling=rows.sampling,
-        blocks=blueprint.blocks,
-        world_size=ranks.size,
-        collectives=2 if ranks.together else 0,
-        hosts=blueprint.hosts,
-        catalog=blueprint.catalog,
+    builder = RecordBuilder(
+        _builder_inputs(blueprint, rows), mfu_source=lambda: telemetry.utilization.source
     )
-    builder = RecordBuilder(inputs, mfu_source=lambda: telemetry.utilization.source)
     schedule = StepSchedule(settings.interval, settings.task_interval, settings.first_observation)
     faults = FaultLog(ranks.rank)
     user_code = UserCode(settings.callback_timeout_s)
@@ -144,6 +125,33 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
     )
 
 
+def _observer(blueprint: Blueprint, rows: RowMeasurement, device: torch.device) -> Observer:
+    settings, ranks = blueprint.settings, blueprint.ranks
+    module = _native(settings, device)
+    gain = BackwardNorms(blueprint.blocks, blueprint.modules, device, blueprint.in_stages, module)
+    inside = Inside(
+        blueprint.catalog,
+        blueprint.watched,
+        device,
+        settings.inside.attention_sample,
+        logging.INFO if ranks.rank else logging.WARNING,
+    )
+    return Observer(rows, ranks, settings, gain, inside)
+
+
+def _builder_inputs(blueprint: Blueprint, rows: RowMeasurement) -> BuilderInputs:
+    ranks = blueprint.ranks
+    return BuilderInputs(
+        config=blueprint.settings,
+        sampling=rows.sampling,
+        blocks=blueprint.blocks,
+        world_size=ranks.size,
+        collectives=2 if ranks.together else 0,
+        hosts=blueprint.hosts,
+        catalog=blueprint.catalog,
+    )
+
+
 def _signals(
     source: Source,
     observer: Observer,
@@ -171,11 +179,6 @@ def _signals(
         native=_native(settings, observer.rows.device),
         decay_per_step=lambda: decay_per_step(ownership.optimizers),
     )
-
-
-def _gain(blueprint: Blueprint, device: torch.device) -> BackwardNorms:
-    module = _native(blueprint.settings, device)
-    return BackwardNorms(blueprint.blocks, blueprint.modules, device, blueprint.in_stages, module)
 
 
 def _native(settings: MonitorConfig, device: torch.device) -> native.NativeModule | None:

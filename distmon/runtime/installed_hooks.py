@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -23,6 +23,14 @@ def untraced(call: Callable[..., None]) -> Callable[..., None]:
     return untraced_call
 
 
+class StepHooks(Protocol):
+    """What optimizers call around their steps: a monitor."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer | None) -> None: ...
+
+    def after_step(self, optimizer: torch.optim.Optimizer | None) -> None: ...
+
+
 class InstalledHooks:
     """Installs hooks, and removes them all at once. Used by the thread that attaches or closes."""
 
@@ -39,13 +47,17 @@ class InstalledHooks:
     def install_on_optimizers(
         self,
         optimizers: Iterable[torch.optim.Optimizer],
-        before: Callable[..., None],
-        after: Callable[..., None],
+        monitor: StepHooks,
+        compiled: Mapping[str, Callable[..., None]],
     ) -> None:
-        """Let the optimizers call `before` and `after` their steps; neither is traced."""
+        """Let the optimizers call the monitor, or its `compiled` entries; neither is traced."""
+        calls = compiled or {
+            "before_step": untraced(lambda optimizer, *_: monitor.before_step(optimizer)),
+            "after_step": untraced(lambda optimizer, *_: monitor.after_step(optimizer)),
+        }
         for optimizer in optimizers:
-            self.add(optimizer.register_step_pre_hook(before))
-            self.add(optimizer.register_step_post_hook(after))
+            self.add(optimizer.register_step_pre_hook(calls["before_step"]))
+            self.add(optimizer.register_step_post_hook(calls["after_step"]))
 
     def install_on_models(
         self, models: Sequence[torch.nn.Module], parts: Parts, owner: object

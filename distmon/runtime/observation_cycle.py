@@ -130,7 +130,8 @@ class ObservationCycle:
     def measure(self, optimizer: Optimizer | None, ran: bool) -> None:
         """Fill the rows that `optimizer` has just stepped; None for all that are not filled yet."""
         try:
-            self.observer.measure(optimizer, ran, self.worker.read_in_full)
+            to_fill, in_full = self.observer.buffers, self.worker.read_in_full
+            self.observer.rows.measure(to_fill, optimizer, ran, in_full)
         except Exception as error:
             self._faults.report("measure", error, spoils_observation=True)
 

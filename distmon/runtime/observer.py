@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -132,13 +132,11 @@ class Observer:
             return None
         return self._buffers.rows.sums
 
-    def measure(
-        self, optimizer: torch.optim.Optimizer | None, ran: bool, read_in_full: Sequence[int] = ()
-    ) -> None:
-        """Fill rows of the coming observation; see `RowMeasurement.measure`."""
-        buffers = self._buffers = self._buffers or self.outbox.pool.take()
-        if buffers is not None:  # else too many observations are in flight; this one is sent empty
-            self.rows.measure(buffers, optimizer, ran, read_in_full)
+    @property
+    def buffers(self) -> Buffers | None:
+        """Those of the coming observation; None while too many are in flight: it is sent empty."""
+        self._buffers = self._buffers or self.outbox.pool.take()
+        return self._buffers
 
     @property
     def sample_is_nonfinite(self) -> bool:
@@ -154,8 +152,7 @@ class Observer:
         What fails locally is sent as text instead of numbers, and as a last resort as a mark in
         memory that is already there; only a `CollectiveError` is raised.
         """
-        buffers = self._buffers = self._buffers or self.outbox.pool.take()
-        flight = self._nothing(step)
+        buffers, flight = self.buffers, self._nothing(step)
         try:
             flight = self._fill(step, slot, evidence, error)
         except Exception as problem:

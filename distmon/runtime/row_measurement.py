@@ -20,7 +20,7 @@ from distmon.probe import Rows, choose_probe
 from distmon.probe.partial_gradients import PartialGradients
 from distmon.probe.sparse_gradients import fill_sparse_gradient
 from distmon.probe.torch_probe import odd_multipliers
-from distmon.record.statistics import Sampling
+from distmon.record.sample_tables import Sampling
 from distmon.reduce.buffers import Buffers
 from distmon.sampling.plan import build_plan
 from distmon.sampling.reading import Reading
@@ -136,16 +136,19 @@ class RowMeasurement:
 
     def measure(
         self,
-        buffers: Buffers,
+        buffers: Buffers | None,
         optimizer: torch.optim.Optimizer | None,
         ran: bool,
         read_in_full: Sequence[int] = (),
     ) -> None:
         """Fill the rows that `optimizer` has just stepped, while their gradients still exist.
 
-        None means all rows that are not filled yet; without `ran` their gradients and updates
-        count as not measured. The gradients of `read_in_full` are read in full.
+        Without an optimizer all rows that are not filled yet; without `ran` their gradients and
+        updates count as not measured. The gradients of `read_in_full` are read in full. Without
+        `buffers` nothing is read.
         """
+        if buffers is None:
+            return
         if not self._filled and self.partial.size:
             buffers.partial_gradients.zero_()
         mine = self._rows_to_fill(optimizer)

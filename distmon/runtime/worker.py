@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from distmon.own_threads import OwnThread
-from distmon.record.builder import Observation, RecordBuilder
+from distmon.record.builder import RecordBuilder
 from distmon.record.digest import record_hash
+from distmon.record.observation import Observation
 from distmon.record.record import Record
 from distmon.rules import RuleEngine
 from distmon.rules.alert import Alert, Severity
@@ -23,7 +24,7 @@ from distmon.writer.evaluator import Evaluated, Evaluator, Rest
 _MOST_BYTES: Final = 64 << 20
 """Memory for observations that wait for the worker, unless four need more."""
 PATIENCE_S: Final = 5.0
-"""Longest wait for the worker where somebody asks for its result."""
+"""Longest wait for a result of the worker."""
 
 OnAlerts = Callable[[Sequence[Alert]], Mapping[str, Exception]]
 """Calls the user's function and returns what failed in it."""
@@ -235,7 +236,7 @@ class EvaluationWorker:
 
 
 class DerivedOnRequest:
-    """Other ranks: keeps the newest observation, and derives its record when somebody asks."""
+    """Other ranks: keeps the newest observation, and derives its record on request."""
 
     busy = False
     reads_later = False

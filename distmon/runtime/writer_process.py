@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distmon.record.builder import Observation
+from distmon.record.observation import Observation
 from distmon.record.record import Record
 from distmon.rules.alert import Alert, Severity
 from distmon.rules.engine import ActiveRule, severity_of
@@ -146,8 +146,8 @@ class WriterProcess:
         if self.supervisor.closed:
             return
         self.supervisor.hurry()
-        if self.settle():  # a writer that is behind would answer later than anybody waits
-            # What somebody may still ask for.
+        if self.settle():  # a writer that is behind would not answer in time
+            # For calls after `close`.
             self._newest = self.newest_record
             self._newest_state()
         self.supervisor.end()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import distmon
 from distmon.errors import DistmonError
 from distmon.own_threads import OwnThread
-from distmon.writer.mailbox import Answers
+from distmon.writer.answers import Answers
 
 START_S: Final = 60.0
 """Longest time that the first writer may take to import what it needs: `attach` waits for it."""

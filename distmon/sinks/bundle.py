@@ -19,7 +19,8 @@ from distmon.record.record import Column, ParamTable, Record
 from distmon.redaction import Redactor
 from distmon.rules.alert import Alert
 from distmon.rules.alert_patterns import matches
-from distmon.runs.run_folder import RunFolder, strict_json
+from distmon.runs.run_folder import RunFolder
+from distmon.runs.run_json import strict_json
 from distmon.sinks.environment import TrainingProcess, describe_environment
 from distmon.sinks.jsonl import record_entry
 from distmon.untrusted.files import PRIVATE, create_exclusively, real_folder

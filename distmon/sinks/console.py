@@ -9,27 +9,31 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.control import Control
-from rich.padding import Padding
-from rich.panel import Panel
 from rich.segment import ControlType
-from rich.table import Table
 from rich.text import Text
 
 from distmon.config import MonitorConfig
 from distmon.record.record import Record
 from distmon.rules.advice import clip_in_force
 from distmon.rules.alert import Alert
-from distmon.rules.base import name_some
 from distmon.runs.run_folder import RunFolder
 from distmon.runs.run_names import model_label
+from distmon.sinks.alert_panel import BAD, PANEL_WIDTH, alert_panel
 from distmon.sinks.base import SinkContext
+from distmon.sinks.short_numbers import (
+    count,
+    duration,
+    exponent,
+    loss,
+    percent,
+    plural,
+    short,
+    thousands,
+)
 from distmon.untrusted.terminal import printable, terminal
 
-BAD: Final = "bold red"
-SEVERITY_STYLES: Final = {"info": "cyan", "warning": "yellow", "critical": BAD}
-PANEL_WIDTH: Final = 100
 SHORTEST_NAME: Final = 8
 LOG_WIDTH: Final = 160
 SHOWN_ERROR: Final = 0.02
@@ -135,11 +139,6 @@ def _has_bar(console: Console) -> bool:
     return bool(getattr(console, "_live_stack", None) or getattr(console, "_live", None))
 
 
-def plural(count: int, noun: str, adjective: str = "") -> str:
-    """Return `1 record`, `2 records`."""
-    return f"{count} {adjective}{noun}" + ("" if count == 1 else "s")
-
-
 def opening_line(
     reading: Mapping[str, Any], parameters: int, interval: int, first: int | None = None
 ) -> str:
@@ -158,15 +157,11 @@ def opening_line(
     if min(gradients, others) >= 1:
         what = "every element"
     elif gradients >= 1:
-        what = f"all gradients, {_percent(others)} of weights and updates"
+        what = f"all gradients, {percent(others)} of weights and updates"
     else:
-        what = f"{_percent(gradients)} of the gradients, {_percent(others)} of weights and updates"
-    size = f"{plural(parameters, 'parameter')} ({_thousands(total)} elements)"
+        what = f"{percent(gradients)} of the gradients, {percent(others)} of weights and updates"
+    size = f"{plural(parameters, 'parameter')} ({thousands(total)} elements)"
     return f"distmon: {size} read {when}: {what}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g}%"
 
 
 @dataclass(frozen=True)
@@ -205,35 +200,35 @@ def _fields(record: Record, total_steps: int | None, longest_name: int | None) -
         if value is not None:
             fields.append(_field(label, value, format_value, keep))
 
-    add("loss", "train/step_loss", _loss, 90)
-    add("ema", "train/step_loss_ema", _short, 50)
-    add("val_loss", "evaluation/val_loss", _loss, 75)
-    add("update_ratio", "monitor/update_ratio_median", _exponent, 80)
+    add("loss", "train/step_loss", loss, 90)
+    add("ema", "train/step_loss_ema", short, 50)
+    add("val_loss", "evaluation/val_loss", loss, 75)
+    add("update_ratio", "monitor/update_ratio_median", exponent, 80)
     largest = record.metrics.get("monitor/update_ratio_max")
     if largest is not None:
         name = _shorten(_name_of_largest(record), longest_name)
-        field = _field("max", largest, _exponent, 25)
+        field = _field("max", largest, exponent, 25)
         fields.append(_Field(field.text + (f"({name})" if name else ""), field.keep, field.style))
     fields += _grad_norm(record)
-    add("gain", "gradient_monitor/mean_gain", _short, 45)
-    add("frozen", "monitor/frozen_count", _count, 60)
+    add("gain", "gradient_monitor/mean_gain", short, 45)
+    add("frozen", "monitor/frozen_count", count, 60)
     add("dead_units", "inside/dead_fraction_max", lambda value: f"{value:.0%}", 18)
-    add("logit", "inside/attention_logit_max", _short, 17)
+    add("logit", "inside/attention_logit_max", short, 17)
     add("expert_load", "inside/expert_load_max", lambda value: f"{value:.1f}x", 16)
-    add("spectral", "inside/spectral_norm_max", _short, 15)
+    add("spectral", "inside/spectral_norm_max", short, 15)
     for label, tag in (
         ("nan_params", "debug/nan_param_count"),
         ("inf_params", "debug/inf_param_count"),
     ):
         value = record.metrics.get(tag)
         if value is not None and value != 0:
-            fields.append(_Field(f"{label}:{_count(value)}", 95, BAD))
-    add("lr", "train/lr", _exponent, 30)
-    add("tok/s", "performance/tokens_per_second", _thousands, 40)
+            fields.append(_Field(f"{label}:{count(value)}", 95, BAD))
+    add("lr", "train/lr", exponent, 30)
+    add("tok/s", "performance/tokens_per_second", thousands, 40)
     seconds = record.metrics.get("performance/step_seconds")
     if seconds is not None:
         good = math.isfinite(seconds)
-        text = f"{_duration(seconds) if good else seconds}/step"
+        text = f"{duration(seconds) if good else seconds}/step"
         fields.append(_Field(text, 35, "" if good else BAD))
     add("monitor", "performance/monitor_fraction", lambda value: f"{100 * value:.2f}%", 20)
     return fields
@@ -245,51 +240,15 @@ def _grad_norm(record: Record) -> list[_Field]:
     if norm is None:
         has_grad = record.params.columns.get("has_grad", np.zeros(0))
         return [_Field("grad_norm:unknown", 70)] if (has_grad > 0).any() else []
-    field = _field("grad_norm", norm, _short, 70)
+    field = _field("grad_norm", norm, short, 70)
     error = record.metrics.get("monitor/grad_norm_stderr", 0.0)
     text = field.text
     if math.isfinite(norm) and norm > 0 and error > SHOWN_ERROR * norm:
         text += f"±{100 * error / norm:.0f}%"
     clip = clip_in_force(record)
     if clip is not None:
-        text += f"(clipped {_short(clip)})"
+        text += f"(clipped {short(clip)})"
     return [_Field(text, field.keep, field.style)]
-
-
-def alert_panel(alert: Alert, width: int = PANEL_WIDTH, model: str = "") -> Panel:
-    """Return a panel with message, location and advice, colored by severity."""
-    style = SEVERITY_STYLES[alert.severity]
-    parts: list[RenderableType] = [Text(printable(alert.message))]
-    location = Text()
-    for label, names in (
-        ("parameters", alert.params),
-        ("layers", alert.layers),
-        ("ranks", [str(rank) for rank in alert.ranks]),
-    ):
-        if names:
-            location.append("\n" if location else "")
-            location.append(f"{label}: ", style="bold")
-            location.append(printable(name_some(names)))
-    if location:
-        parts.append(location)
-    if alert.advice:
-        advice = Table.grid(padding=(0, 1))
-        advice.add_column(justify="right", style=style, no_wrap=True)
-        advice.add_column()
-        for number, text in enumerate(alert.advice, start=1):
-            advice.add_row(f"{number}.", Text(printable(text)))
-        parts.append(Padding(advice, (1, 0, 0, 0)))
-    of_model = f" of {model}" if model else ""
-    head = f"{alert.severity.upper()} {alert.rule} at step {alert.step}{of_model}"
-    title = Text(printable(head), style=style)
-    return Panel(
-        Group(*parts),
-        title=title,
-        title_align="left",
-        border_style=style,
-        padding=(0, 1),
-        width=width,
-    )
 
 
 def _field(label: str, value: float, format_value: Callable[[float], str], keep: int) -> _Field:
@@ -322,37 +281,3 @@ def _shorten(name: str, longest: int | None) -> str:
     if longest is None or len(name) <= longest:
         return name
     return f"…{name[1 - longest :]}" if longest else ""
-
-
-def _loss(value: float) -> str:
-    return f"{value:.4f}" if value == 0 or 1e-2 <= abs(value) < 1e5 else _exponent(value)
-
-
-def _short(value: float) -> str:
-    if value == 0 or 1 <= abs(value) < 1e5:
-        return f"{value:.2f}"
-    return f"{value:.2g}" if 1e-2 <= abs(value) < 1 else _exponent(value)
-
-
-def _exponent(value: float) -> str:
-    """Format two digits in few characters: 3.1e-3, 1e-4."""
-    digits, power = f"{value:.1e}".split("e")
-    return "0" if value == 0 else f"{digits.removesuffix('.0')}e{int(power)}"
-
-
-def _count(value: float) -> str:
-    return f"{value:.0f}"
-
-
-def _thousands(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # 999.95k would print as 1000.0k, so the next unit is used from 0.99995 on.
-        if abs(value) >= limit * 0.99995:
-            return f"{value / limit:.1f}{unit}"
-    return f"{value:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 0.01:
-        return f"{1000 * seconds:.1f}ms"
-    return f"{1000 * seconds:.0f}ms" if seconds < 9.9995 else f"{seconds:.1f}s"

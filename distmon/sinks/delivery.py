@@ -8,7 +8,6 @@ what is lost nevertheless is counted in the run folder.
 from __future__ import annotations
 
 import itertools
-import logging
 import sys
 import threading
 import time
@@ -21,14 +20,11 @@ from typing import Final
 from distmon.errors import ConfigError
 from distmon.own_threads import OwnThread, run_within
 from distmon.record.record import Record
-from distmon.redaction import Redactor
 from distmon.rules.alert import Alert
 from distmon.sinks.base import Sink, SinkFactory
 from distmon.sinks.gaps import WRITE_S, GapLog
+from distmon.sinks.outcomes import Item, Outcomes
 
-logger = logging.getLogger("distmon")
-
-Item = Record | Alert
 MOST_BYTES: Final = 64 << 20
 """Memory for what waits for one sink, unless one item needs more."""
 RETRY_S: Final = 0.2
@@ -124,7 +120,7 @@ class _Lane:
         gaps: GapLog | None,
     ) -> None:
         self.name = name
-        self._gaps = gaps
+        self._outcomes = Outcomes(name, gaps)
         self._sink: Sink | None = None
         self._unusable = False
         self._bytes = 0
@@ -138,9 +134,6 @@ class _Lane:
         self._finishing = False
         self._abandoned = False
         self._busy = False
-        self._warned = False
-        self._waited = False
-        self._written = self._failed = self._dropped = 0
         self._thread = OwnThread(self._run, name)
         self._thread.start()
 
@@ -152,8 +145,10 @@ class _Lane:
             size = _size(item)
             full = bool(self._bytes) and self._bytes + size > MOST_BYTES
             if self._finishing or full or len(queue) >= self._limit:
-                self._dropped += 1
-                self._note_loss(item, "the run had ended" if self._finishing else "it was behind")
+                self._outcomes.dropped += 1
+                self._outcomes.lose(
+                    item, "the run had ended" if self._finishing else "it was behind"
+                )
                 return
             self._bytes += size
             queue.append((next(self._order), item))
@@ -170,34 +165,19 @@ class _Lane:
             return
         with self._changed:
             self._abandoned = True
-            self._dropped += len(self._records) + len(self._alerts)
+            self._outcomes.dropped += len(self._records) + len(self._alerts)
             for _, item in (*self._records, *self._alerts):
-                self._note_loss(item, "it did not finish in time")
+                self._outcomes.lose(item, "it did not finish in time")
             self._records.clear()
             self._alerts.clear()
-            self._failed += self._busy
+            self._outcomes.failed += self._busy
 
     def report_losses(self, timeout: float) -> None:
-        if self._abandoned:
-            logger.warning(
-                'distmon: the sink "%s" did not finish within %g s and was abandoned: %s',
-                self.name,
-                timeout,
-                self._counts(),
-            )
-        elif self._failed or self._dropped:
-            logger.warning('distmon: the sink "%s" is incomplete: %s', self.name, self._counts())
+        self._outcomes.summarize(timeout if self._abandoned else None)
 
     def stats(self) -> dict[str, int]:
         with self._changed:
-            return {
-                "written": self._written,
-                "failed": self._failed,
-                "dropped": self._dropped,
-            }
-
-    def _counts(self) -> str:
-        return ", ".join(f"{count} {outcome}" for outcome, count in self.stats().items())
+            return self._outcomes.stats()
 
     def _run(self) -> None:
         # BaseException: a sink that calls sys.exit() must not end its thread unnoticed.
@@ -208,7 +188,7 @@ class _Lane:
                 self._sink.close()
             except BaseException as caught:
                 self._count(ok=False)
-                self._warn_once(caught, "failed to close")
+                self._outcomes.warn_once(caught, "failed to close")
 
     def _deliver(self, item: Item) -> None:
         """Deliver one item; again and again while the storage or the opening fails."""
@@ -218,12 +198,13 @@ class _Lane:
             last = self._finishing and self._sink is None
             error = self._try(item)
             if error is None:
-                self._recover()
+                self._count(ok=True)
+                self._outcomes.recover()
                 return
             opening = self._sink is None
             self._unusable = opening and isinstance(error, ConfigError)
             waits = not self._unusable and (opening or _storage_failed(self._sink, error))
-            self._warn(error, opening, waits)
+            self._outcomes.warn(error, opening=opening, waits=waits, unusable=self._unusable)
             if not waits:
                 self._lose(item, error)
                 return
@@ -248,15 +229,6 @@ class _Lane:
             return caught
         return None
 
-    def _recover(self) -> None:
-        """Count a success; after a failure, say so and write down what was lost."""
-        self._count(ok=True)
-        if self._waited:
-            self._waited = False
-            logger.warning('distmon: the sink "%s" works again', self.name)
-            if self._gaps is not None:
-                self._gaps.write()
-
     def _drop_sink(self) -> None:
         """Forget a sink whose storage has failed; the next try opens another one."""
         sink, self._sink = self._sink, None
@@ -272,26 +244,7 @@ class _Lane:
 
     def _lose(self, item: Item, error: BaseException | None) -> None:
         self._count(ok=False)
-        self._note_loss(item, "it is disabled" if error is None else type(error).__name__)
-
-    def _note_loss(self, item: Item, reason: str) -> None:
-        if self._gaps is not None:
-            self._gaps.lost(self.name, item, reason)
-
-    def _warn(self, error: BaseException, opening: bool, waits: bool) -> None:
-        """Log a failure: each kind once, and the next one after the sink has worked again."""
-        if waits and not self._waited:
-            self._waited = True
-            self._warned = False
-        if self._unusable:
-            outcome = "could not be opened and is disabled"
-        elif opening:
-            outcome = "could not be opened and is tried again"
-        elif waits:
-            outcome = "cannot write; what it gets waits until it can"
-        else:
-            outcome = "failed on one item and stays in use"
-        self._warn_once(error, outcome)
+        self._outcomes.lose(item, "it is disabled" if error is None else type(error).__name__)
 
     def _take(self) -> Item | None:
         """Wait for the oldest item of both queues and return it; None after `finish`."""
@@ -313,18 +266,9 @@ class _Lane:
             if self._abandoned:
                 return
             if ok:
-                self._written += 1
+                self._outcomes.written += 1
             else:
-                self._failed += 1
-
-    def _warn_once(self, error: BaseException, outcome: str) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        text = Redactor().text(" ".join(str(error).split())) or "no message"
-        logger.warning(
-            'distmon: the sink "%s" %s: %s: %s', self.name, outcome, type(error).__name__, text
-        )
+                self._outcomes.failed += 1
 
 
 def _storage_failed(sink: Sink | None, error: BaseException) -> bool:

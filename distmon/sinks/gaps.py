@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 from distmon.own_threads import run_within
 from distmon.record.record import Record
 from distmon.rules.alert import Alert
-from distmon.runs.run_folder import ENDS_FILE, GAPS_FILE, RunFolder, strict_json
+from distmon.runs.run_folder import ENDS_FILE, GAPS_FILE, RunFolder
+from distmon.runs.run_json import strict_json
 from distmon.sinks.atomic_append import append_atomically
 from distmon.untrusted.files import open_for_append, set_aside_other_than_file
 

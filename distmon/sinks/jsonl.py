@@ -13,7 +13,8 @@ from typing import Any
 from distmon.errors import RunFolderError
 from distmon.record.record import GainTable, InsideTable, Record
 from distmon.rules.alert import Alert
-from distmon.runs.run_folder import RunFolder, strict_json
+from distmon.runs.run_folder import RunFolder
+from distmon.runs.run_json import strict_json
 from distmon.sinks.atomic_append import append_atomically, check_in_place
 from distmon.sinks.base import SinkContext
 from distmon.sinks.moved_entries import move_entries, whole_lines

@@ -18,7 +18,8 @@ from typing import Final, Protocol
 from distmon.errors import RunFolderError
 from distmon.record.record import Record
 from distmon.rules.alert import Alert
-from distmon.runs.run_folder import RUN_FILE, RunFolder
+from distmon.runs.run_folder import RunFolder
+from distmon.runs.run_json import RUN_FILE
 from distmon.sinks.base import Sink
 from distmon.untrusted.files import real_folder, remove
 

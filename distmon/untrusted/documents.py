@@ -26,7 +26,7 @@ def parse_json(text: str | bytes) -> Any:
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML document with plain types.
 
-    Raises ValueError also for one whose aliases stand for more values than anybody writes: ten
+    Raises ValueError also for one whose aliases stand for too many values: ten
     lines can stand for a billion.
     """
     loader = None

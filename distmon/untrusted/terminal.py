@@ -1,4 +1,4 @@
-"""Print text that anybody may have written: it cannot move the cursor, hide a line or start a link.
+"""Print untrusted text: it cannot move the cursor, hide a line or start a link.
 
 Names of parameters and rules, file names and logs reach the terminal only through `terminal` or
 `printable`.

@@ -80,11 +80,7 @@ class ExpectedRow:
         }
         if parameter.grad is not None:
             self.whole["grad_norm"] = float(torch.linalg.vector_norm(parameter.grad))
-        self.counts = np.zeros(BINS)
-        counted = _read(parameter.grad, samples.histogram)
-        if counted is not None:
-            bins = log_bin(torch.from_numpy(counted)).numpy()
-            self.counts = np.bincount(bins, minlength=BINS).astype(np.float64)
+        self.counts = _histogram(_read(parameter.grad, samples.histogram))
         c = self.columns = {
             **_moments("weight", weight, samples.weight),
             "weight_absmax": _largest(np.abs(weight)),
@@ -133,6 +129,13 @@ def _read(tensor: torch.Tensor | None, sample: Sample) -> Floats | None:
         return None
     values: Floats = tensor.detach().double().reshape(-1).numpy()[sample.indices]
     return values
+
+
+def _histogram(values: Floats | None) -> Floats:
+    if values is None:
+        return np.zeros(BINS)
+    bins = log_bin(torch.from_numpy(values)).numpy()
+    return np.bincount(bins, minlength=BINS).astype(np.float64)
 
 
 def _moments(what: str, values: Floats | None, sample: Sample) -> dict[str, float]:

@@ -87,6 +87,31 @@ def observe(
     monitor = _attach(distributed, shards, settings | {"run_dir": folder / parallelism.name})
     plan, catalog = monitor.cycle.observer.rows.plan, monitor.cycle.observer.inside.catalog
     samples = dict(zip(plan.names, plan.samples, strict=True))
+    elsewhere = monitor.cycle.observer.spectra.channel_name
+    records, calls, nbytes = _train(distributed, monitor, steps, interval)
+    if distributed.close is not None:
+        distributed.close()
+    return Observed(
+        records=tuple(records),
+        sampled={shard.name: _held(shard, samples[shard.name]) for shard in shards},
+        partial=frozenset(shard.name for shard in shards if shard.may_be_partial),
+        collectives=tuple(calls),
+        nbytes=tuple(nbytes),
+        watched={
+            "activations": catalog.activations,
+            "attention": catalog.attention,
+            "experts": tuple(name for name, _ in catalog.experts),
+            "spectra": catalog.matrices,
+        },
+        spectra_lag=1 if elsewhere else 0,  # one process exchanges nothing, and is done at once
+        watched_bytes=8 * catalog.sums + 4 * catalog.maxima,
+    )
+
+
+def _train(
+    distributed: DistributedModel, monitor: Monitor, steps: int, interval: int
+) -> tuple[list[Record], list[int], list[int]]:
+    """Train, and close the monitor; return records, collectives and bytes by observation."""
     records: list[Record] = []
     calls: list[int] = []
     nbytes: list[int] = []
@@ -112,23 +137,7 @@ def observe(
             records.append(record)
             calls.append(own.calls + stepping.calls - usual)
             nbytes.append(own.nbytes)
-    if distributed.close is not None:
-        distributed.close()
-    return Observed(
-        records=tuple(records),
-        sampled={shard.name: _held(shard, samples[shard.name]) for shard in shards},
-        partial=frozenset(shard.name for shard in shards if shard.may_be_partial),
-        collectives=tuple(calls),
-        nbytes=tuple(nbytes),
-        watched={
-            "activations": catalog.activations,
-            "attention": catalog.attention,
-            "experts": tuple(name for name, _ in catalog.experts),
-            "spectra": catalog.matrices,
-        },
-        spectra_lag=1 if elsewhere else 0,  # one process exchanges nothing, and is done at once
-        watched_bytes=8 * catalog.sums + 4 * catalog.maxima,
-    )
+    return records, calls, nbytes
 
 
 def _attach(

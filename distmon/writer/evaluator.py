@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distmon.record.builder import Observation, RecordBuilder
+from distmon.record.builder import RecordBuilder
 from distmon.record.digest import record_hash
+from distmon.record.observation import Observation
 from distmon.record.record import Record
 from distmon.record.telemetry import ObservationCost, observation_cost
 from distmon.rules import RuleEngine

@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import Final
 
 from distmon.sinks import preload
-from distmon.writer.mailbox import FLUSH, PRINTED, AnswerPipe, Inbox, Notes
+from distmon.writer.answers import AnswerPipe
+from distmon.writer.mailbox import FLUSH, PRINTED, Inbox, Notes
 from distmon.writer.session import (
     Assignment,
     Failure,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distmon.record.builder import Observation
+from distmon.record.observation import Observation
 from distmon.reduce.findings import Desync, NonFinite
 from distmon.reduce.reduced_view import BufferSizes, ReducedView
 
@@ -47,23 +47,4 @@ def from_message(
         np.frombuffer(added, dtype=np.float64),
         np.frombuffer(highest, dtype=np.float32),
     )
-    step, interval, number = numbers
-    nonfinite, desync, tasks = found
-    fields, _ = view.read_slots()
-    return Observation(
-        step=step,
-        fields=fields,
-        losses=losses,
-        blocks=view.blocks,
-        inside=view.inside,
-        inside_maxima=view.inside_maxima,
-        applied=view.applied,
-        sampled_nonfinite=view.sample_has_nonfinite,
-        nbytes=view.sizes.nbytes,
-        interval=interval,
-        read=view.read,
-        number=number,
-        nonfinite=nonfinite,
-        desync=desync,
-        tasks=tasks,
-    )
+    return Observation.from_view(view, numbers, losses, found)

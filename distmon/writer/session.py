@@ -15,7 +15,8 @@ from rich.console import Console
 
 from distmon.config import MonitorConfig
 from distmon.errors import RunFolderError
-from distmon.record.builder import BuilderInputs, Observation, RecordBuilder
+from distmon.record.builder import BuilderInputs, RecordBuilder
+from distmon.record.observation import Observation
 from distmon.reduce.reduced import Reduced
 from distmon.rules import BUILTIN, RuleEngine, configure, with_users_rules
 from distmon.rules.alert import Alert
@@ -148,7 +149,7 @@ class Texts:
         self.answer(("print", number, text))
 
     def printed(self, number: int) -> None:
-        """Take notice that a text was printed, and that those before it were printed or dropped."""
+        """Forget a text that was printed, and those before it, which were printed or dropped."""
         with self._lock:
             while self._unprinted and self._unprinted[0][0] <= number:
                 self._kept -= len(self._unprinted.popleft()[1])

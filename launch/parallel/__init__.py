@@ -1,4 +1,4 @@
-"""One file per parallelism; `base.Parallelism` is what the training loop calls of each."""
+"""Each parallelism; `base.Parallelism` is what the training loop calls of them, and is DDP."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from launch.parallel.base import Parallelism
 
 PARALLELISMS = {
-    "ddp": ("ddp.DataParallel", "every rank holds the model"),
+    "ddp": ("base.Parallelism", "every rank holds the model"),
     "fsdp": ("fsdp.FullySharded", "FSDP2: every parameter in as many shards as ranks"),
-    "fsdp1": ("fsdp1.FlatSharded", "the same with FullyShardedDataParallel"),
+    "fsdp1": ("fsdp.FlatSharded", "the same with FullyShardedDataParallel"),
     "hsdp": ("fsdp.HybridSharded", "FSDP2 in 2 replicas; an even number of ranks from 4 on"),
     "tp": ("tp.TensorParallel", "every layer split over all ranks"),
     "fsdp+tp": ("fsdp.ShardedTensorParallel", "FSDP2 over --tensor-parallel ranks per layer"),

@@ -1,4 +1,4 @@
-"""What the training loop calls of a parallelism; here, as it is for whole parameters."""
+"""What the training loop calls of a parallelism; here, as it is for `--parallel ddp`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from launch.model import GPT, TaskLosses
 from launch.optimizer import build_optimizer
@@ -84,7 +85,7 @@ class ShardTable:
 
 
 class Parallelism:
-    """A model distributed over the ranks, and what about training it depends on how.
+    """A model distributed over the ranks, and what about training it depends on how. Here: DDP.
 
     All ranks build one together, from the same whole model on the device, and call the same methods
     in the same order: most of them are collectives. Each step calls `forward_backward`,
@@ -122,7 +123,9 @@ class Parallelism:
 
     def wrap(self, model: GPT) -> nn.Module:
         """Distribute the model, and return the module that training calls."""
-        return torch.compile(model) if self.options.compile else model
+        # Evaluation calls the model itself, because it needs no other rank.
+        module = DistributedDataParallel(model) if self.ranks.has_group else model
+        return torch.compile(module) if self.options.compile else module
 
     def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[object]:
         """Return the context of one micro-batch; ranks exchange gradients in the last one only."""

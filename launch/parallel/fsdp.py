@@ -1,17 +1,19 @@
-"""`--parallel fsdp`, `hsdp` and `fsdp+tp`: FSDP2 alone, in replicas, or over split layers."""
+"""`--parallel fsdp`, `hsdp` and `fsdp+tp`: FSDP2 alone, in replicas, over split layers; `fsdp1`."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from launch.model import GPT
+from launch.model import GPT, Block
 from launch.options import Options
-from launch.parallel.base import Sizes
+from launch.parallel.base import Sizes, blank_state
 from launch.parallel.sharded import Sharded
 from launch.parallel.tp import check_layers, split_layers
 from launch.ranks import BadInput
@@ -72,3 +74,32 @@ class ShardedTensorParallel(FullySharded):
             )
         check_layers(options, tensor)
         return Sizes(shards=world // tensor, tensor=tensor, micro_batches=options.accumulate)
+
+
+class FlatSharded(Sharded):
+    """FSDP1: every rank holds an equal range of a block's flat parameters."""
+
+    def wrap(self, model: GPT) -> nn.Module:
+        self.compile_blocks(model)
+        self.model = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            use_orig_params=True,
+            device_id=self.device,  # without it FSDP1 looks for a GPU
+        )
+        return self.model
+
+    def full_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Add a state for the call where no rank has one: FSDP1 wants one of every parameter."""
+        states = self.optimizer.state
+        having = [name for name, each in self.parameters.items() if each in states]
+        missing = self.parameters.keys() - set().union(*self.ranks.gather(having))
+        like = next(iter(states.values()))
+        for name in missing:
+            parameter = self.parameters[name]
+            states[parameter] = blank_state(like, parameter)
+        weights, state = super().full_state()
+        for name in missing:
+            states.pop(self.parameters[name])
+            state.pop(name, None)
+        return weights, state

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from launch.faults import FAULTS
 from launch.model import GPT, cross_entropy
@@ -52,7 +53,7 @@ class Zero(Parallelism):
 
     @classmethod
     def divide(cls, options: Options, world: int) -> Sizes:
-        if options.inject and FAULTS[options.inject].place == "parameter":
+        if options.inject and FAULTS[options.inject].in_parameter:
             raise BadInput(
                 f"--inject {options.inject} does not work with --parallel deepspeed, whose engine "
                 "gives no access to its gradients; spike does"
@@ -60,6 +61,9 @@ class Zero(Parallelism):
         if importlib.util.find_spec("deepspeed") is None:
             raise BadInput("--parallel deepspeed needs pip install 'distmon[deepspeed]'")
         return Sizes(shards=world, micro_batches=options.accumulate)
+
+    def wrap(self, model: GPT) -> nn.Module:
+        return model  # the engine needs the optimizer, which is built from what this returns
 
     def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[object]:
         self.module.set_gradient_accumulation_boundary(last)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.data import Batches, load_corpus, split, validation_starts
+from launch.data import Batches, Corpus, load_corpus, split, validation_starts
 from launch.options import Options
 from launch.parallel.base import Sizes
 from launch.ranks import BadInput
@@ -16,13 +16,15 @@ from launch.ranks import BadInput
 def batches(rank: int = 0, world: int = 1, micro_batches: int = 1, seed: int = 3) -> Batches:
     text = torch.arange(5000).remainder(251).to(torch.uint8)
     options = Options(context=16, batch_size=8, seed=seed)
-    return Batches(text, options, Sizes(replicas=world, micro_batches=micro_batches), rank)
+    return Batches(
+        Corpus(text, text), options, Sizes(replicas=world, micro_batches=micro_batches), rank
+    )
 
 
 def whole_step(step: int, world: int, micro_batches: int) -> torch.Tensor:
     """The inputs of a step on all ranks, in the order of the global batch."""
     parts = [
-        batches(rank, world, micro_batches).micro_batch(step, micro)[0]
+        batches(rank, world, micro_batches).of_step(step)[micro].inputs
         for micro in range(micro_batches)
         for rank in range(world)
     ]
@@ -44,14 +46,15 @@ def test_global_batch_is_the_same_for_any_number_of_ranks(world: int, micro_batc
 
 
 def test_batches_differ_by_step_and_seed_and_repeat_exactly() -> None:
-    first = batches().micro_batch(5, 0)[0]
-    assert torch.equal(first, batches().micro_batch(5, 0)[0])
-    assert not torch.equal(first, batches().micro_batch(6, 0)[0])
-    assert not torch.equal(first, batches(seed=4).micro_batch(5, 0)[0])
+    first = batches().of_step(5)[0].inputs
+    assert torch.equal(first, batches().of_step(5)[0].inputs)
+    assert not torch.equal(first, batches().of_step(6)[0].inputs)
+    assert not torch.equal(first, batches(seed=4).of_step(5)[0].inputs)
 
 
 def test_targets_are_the_next_bytes() -> None:
-    inputs, targets = batches().micro_batch(1, 0)
+    ((inputs, targets, factor),) = batches().of_step(1)
+    assert factor == 1
     assert inputs.shape == targets.shape == (8, 16)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert torch.equal(targets, (inputs + 1) % 251)

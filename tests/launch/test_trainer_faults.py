@@ -13,7 +13,7 @@ from torch import nn
 from launch.faults import Fault, plan_fault
 from launch.model import GPT, Shape, cross_entropy
 from launch.options import Options
-from launch.parallel.base import ShardTable, Sizes
+from launch.parallel.base import MicroBatch, ShardTable, Sizes
 from launch.ranks import BadInput
 
 REPLICAS = Sizes(replicas=2)
@@ -62,7 +62,7 @@ def test_defaults_and_description() -> None:
 def test_nan_hits_one_element_once_on_one_rank() -> None:
     for rank, step, hits in [(1, 3, 1), (1, 2, 0), (1, 4, 0), (0, 3, 0)]:
         fault = plan("nan", rank=rank)
-        fault.after_backward(step)
+        fault.act("gradients", step)
         assert fault.parameter is not None
         assert fault.parameter.grad is not None
         assert int(fault.parameter.grad.isnan().sum()) == hits
@@ -71,7 +71,7 @@ def test_nan_hits_one_element_once_on_one_rank() -> None:
 def test_frozen_drops_the_gradient_from_then_on() -> None:
     for step, dropped in [(2, False), (3, True), (9, True)]:
         fault = plan("frozen")
-        fault.after_backward(step)
+        fault.act("gradients", step)
         assert fault.parameter is not None
         assert (fault.parameter.grad is None) == dropped
 
@@ -82,7 +82,7 @@ def test_desync_changes_the_weight_a_little_on_one_rank(name: str | None) -> Non
         fault = plan("desync", name, rank=rank)
         assert fault.parameter is not None
         before = fault.parameter.detach().clone()
-        fault.after_step(step)
+        fault.act("weights", step)
         assert torch.equal(before, fault.parameter) != changed
         size = float(before.square().mean().sqrt())
         assert torch.allclose(before, fault.parameter, atol=0.1 * size)
@@ -90,10 +90,11 @@ def test_desync_changes_the_weight_a_little_on_one_rank(name: str | None) -> Non
 
 def test_spike_replaces_the_batch_of_its_step() -> None:
     fault = plan_fault(options("spike"), distributed())
-    batch = torch.zeros(2, 8, dtype=torch.long)
-    assert fault.change_batch(2, batch, batch) == (batch, batch, 1.0)
-    inputs, targets, scale = fault.change_batch(3, batch, batch)
-    assert inputs.shape == batch.shape
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    batch = MicroBatch(ids, ids, 1.0)
+    assert fault.change_batch(2, batch) is batch
+    inputs, targets, scale = fault.change_batch(3, batch)
+    assert inputs.shape == targets.shape == ids.shape
     assert not torch.equal(inputs[:, 1:], targets[:, :-1])
     assert scale == 50
 
@@ -110,7 +111,7 @@ def test_a_dead_mlp_gives_and_gets_nothing(activation: str) -> None:
     outputs: list[torch.Tensor] = []
     block.mlp.register_forward_hook(lambda *given: outputs.append(given[-1]))
     for step, dead in [(2, False), (3, True)]:
-        fault.after_step(step)
+        fault.act("weights", step)
         model.zero_grad()
         cross_entropy(model(ids), ids).backward()
         assert (float(outputs[-1].detach().abs().max()) == 0) == dead

@@ -14,7 +14,8 @@ from torch import nn
 
 import distmon
 from csrc_triton.row_layout import GROUPS, MAX_COLUMNS, SUM, SUM_COLUMNS
-from distmon.record.statistics import Moments, SampleTable, Sampling, moments
+from distmon.record.sample_tables import SampleTable, Sampling
+from distmon.record.statistics import Moments, moments
 from distmon.reduce.reduced import Reduced
 from distmon.sampling.designs import weight_samples
 from distmon.sampling.sample import Sample

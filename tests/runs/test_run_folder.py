@@ -11,7 +11,8 @@ import pytest
 from distmon.errors import RunFolderError
 from distmon.runs import run_folder
 from distmon.runs.open_run import open_run
-from distmon.runs.run_folder import RunFolder, read_info, strict_json
+from distmon.runs.run_folder import RunFolder
+from distmon.runs.run_json import read_info, strict_json
 
 TABLE = [{"name": "w", "shape": [2], "dtype": "float32", "requires_grad": True, "sampled": 2}]
 

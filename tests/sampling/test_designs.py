@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from csrc_triton.row_layout import GROUPS, MAX_COLUMNS, SUM, SUM_COLUMNS
-from distmon.record.statistics import Moments, SampleTable, Sampling, moments
+from distmon.record.sample_tables import SampleTable, Sampling
+from distmon.record.statistics import Moments, moments
 from distmon.reduce.reduced import Reduced
 from distmon.sampling.designs import (
     MOST_RUNS,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from distmon.layout import capture
 from distmon.probe import TorchProbe
+from distmon.record.sample_tables import Sampling
 from distmon.record.standard_error import DEGREES, student_factor
-from distmon.record.statistics import Sampling, moments, param_table
+from distmon.record.statistics import moments, param_table
 from distmon.reduce.buffers import HostBuffers
 from distmon.reduce.reduced_view import BufferSizes
 from distmon.sampling.designs import FREE_POINTS, MOST_POINTS, RUNS_ELSEWHERE, TABLE_POINTS

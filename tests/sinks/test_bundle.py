@@ -21,7 +21,8 @@ from distmon.metrics import PARAM_METRICS, PERCENTILE_METRICS
 from distmon.record.record import GainTable, ParamTable
 from distmon.redaction import Redactor
 from distmon.rules.alert import Alert
-from distmon.runs.run_folder import RunFolder, strict_json
+from distmon.runs.run_folder import RunFolder
+from distmon.runs.run_json import strict_json
 from distmon.sinks import Delivery, build_factories
 from distmon.sinks.bundle import BundleSink
 from distmon.sinks.environment import TrainingProcess

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from distmon.writer import mailbox as module
-from distmon.writer.mailbox import AnswerPipe, Answers, Inbox, Mailbox, Notes
+from distmon.writer.answers import AnswerPipe, Answers
+from distmon.writer.mailbox import Inbox, Mailbox, Notes
 
 
 @pytest.fixture

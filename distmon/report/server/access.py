@@ -1,4 +1,4 @@
-"""Who may read: loopback without a token, anybody else with one."""
+"""Who may read: loopback without a token, other hosts with one."""
 
 from __future__ import annotations
 

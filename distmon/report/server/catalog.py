@@ -10,7 +10,7 @@ from typing import Any, Final
 from distmon.errors import DistmonError, RunFolderError
 from distmon.report.encoding import number
 from distmon.report.recent import RecentRun
-from distmon.runs.run_folder import RUN_FILE
+from distmon.runs.run_json import RUN_FILE
 
 MOST_RUNS: Final = 2000
 DEPTH: Final = 6

@@ -82,7 +82,7 @@ class LiveRun:
             self.readers -= 1
 
     async def _follow(self) -> None:
-        """Read the folder every second while somebody looks."""
+        """Read the folder every second while a page is open."""
         while self.readers:
             await asyncio.sleep(PERIOD_S)
             async with self._reading:

@@ -16,11 +16,12 @@ from distmon.collect.telemetry.hardware import throttle
 from distmon.collect.telemetry.hardware.device_match import ComputeDevice, ListedDevice, bare, match
 from distmon.collect.telemetry.hardware.device_queries import (
     DeviceQueries,
+    DeviceReader,
     Query,
     QueryFailure,
     error_text,
 )
-from distmon.collect.telemetry.hardware.reading import HardwareReading, OpenResult
+from distmon.collect.telemetry.hardware.reading import OpenResult
 
 _NOT_SUPPORTED: Final = frozenset({2, 3})
 """Not supported, not yet implemented."""
@@ -36,24 +37,14 @@ _VIOLATIONS: Final = {
 }
 
 
-class AmdReader:
+class AmdReader(DeviceReader):
     """Reads one GPU."""
 
     def __init__(
         self, smi: Any, listed: ListedDevice, fields: Collection[str] | None = None
     ) -> None:
-        self._smi = smi
-        self._fields = DeviceQueries(_queries(smi, listed.handle), _classify_error, fields)
-        self.device = f"{name_of(smi, listed.handle)} {listed.uuid}"
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """Why a field is NaN, by field."""
-        return self._fields.missing
-
-    def read(self) -> HardwareReading:
-        """Read the device once."""
-        return self._fields.read()
+        queries = DeviceQueries(_queries(smi, listed.handle), _classify_error, fields)
+        super().__init__(f"{name_of(smi, listed.handle)} {listed.uuid}", queries)
 
     def close(self) -> None:
         """Do nothing: `amdsmi_shut_down` would shut the library down for torch too."""

@@ -78,6 +78,23 @@ class DeviceQueries:
             self.missing.pop(name, None)
 
 
+class DeviceReader:
+    """Reads one device; opened by the module of its vendor, which also closes it."""
+
+    def __init__(self, device: str, queries: DeviceQueries) -> None:
+        self.device = device
+        self._queries = queries
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why a field is NaN, by field."""
+        return self._queries.missing
+
+    def read(self) -> HardwareReading:
+        """Read the device once."""
+        return self._queries.read()
+
+
 def error_text(error: Exception) -> str:
     """Return the error's message, or its type when it has none."""
     return str(error).strip().rstrip(".") or type(error).__name__

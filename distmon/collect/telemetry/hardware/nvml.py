@@ -12,32 +12,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distmon.collect.telemetry.hardware.device_match import ComputeDevice, ListedDevice, match
-from distmon.collect.telemetry.hardware.device_queries import DeviceQueries, error_text
+from distmon.collect.telemetry.hardware.device_queries import (
+    DeviceQueries,
+    DeviceReader,
+    error_text,
+)
 from distmon.collect.telemetry.hardware.nvml_fields import classify_error, queries
-from distmon.collect.telemetry.hardware.reading import HardwareReading, OpenResult
+from distmon.collect.telemetry.hardware.reading import OpenResult
 
 _NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetUUID", "NVMLError")
 
 
-class NvmlReader:
+class NvmlReader(DeviceReader):
     """Reads one GPU or MIG slice."""
 
     def __init__(
         self, nvml: Any, listed: ListedDevice, fields: Collection[str] | None = None
     ) -> None:
         """`fields`: those that are read. Each call takes a lock of the driver that all share."""
+        of_device = DeviceQueries(queries(nvml, listed), classify_error, fields)
+        super().__init__(f"{name_of(nvml, listed)} {listed.uuid}", of_device)
         self._nvml = nvml
-        self._fields = DeviceQueries(queries(nvml, listed), classify_error, fields)
-        self.device = f"{name_of(nvml, listed)} {listed.uuid}"
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """Why a field is NaN, by field."""
-        return self._fields.missing
-
-    def read(self) -> HardwareReading:
-        """Read the device once."""
-        return self._fields.read()
 
     def close(self) -> None:
         """Shut NVML down for this reader; it counts its users, so others are not affected."""
