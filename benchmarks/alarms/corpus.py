@@ -18,6 +18,7 @@ from benchmarks.alarms.cases import Case
 from benchmarks.alarms.faulty import FAULTY
 from benchmarks.alarms.further_cases import FURTHER
 from benchmarks.alarms.healthy_cases import HEALTHY
+from benchmarks.alarms.practice_cases import PRACTICE_FAULTY, PRACTICE_HEALTHY
 from benchmarks.alarms.recording import KEPT_METRICS, KEPT_VERSIONS
 from benchmarks.alarms.silent_cases import SILENT_FAULTY, SILENT_HEALTHY
 from benchmarks.alarms.unseen.faulty import UNSEEN_FAULTY
@@ -31,6 +32,7 @@ CASES: Final[dict[str, Case]] = {
     each.name: each
     for each in (
         *(*HEALTHY, *FURTHER, *FAULTY, *SILENT_HEALTHY, *SILENT_FAULTY),
+        *(*PRACTICE_HEALTHY, *PRACTICE_FAULTY),
         *(*BLIND_HEALTHY, *BLIND_FAULTY),
         *(*UNSEEN_HEALTHY, *UNSEEN_FAULTY),
     )
