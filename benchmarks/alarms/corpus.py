@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from benchmarks.alarms.audit.faulty import AUDIT_FAULTY
+from benchmarks.alarms.audit.healthy import AUDIT_HEALTHY
 from benchmarks.alarms.blind.faulty import BLIND_FAULTY
 from benchmarks.alarms.blind.healthy import BLIND_HEALTHY
 from benchmarks.alarms.cases import Case
@@ -35,6 +37,7 @@ CASES: Final[dict[str, Case]] = {
         *(*PRACTICE_HEALTHY, *PRACTICE_FAULTY),
         *(*BLIND_HEALTHY, *BLIND_FAULTY),
         *(*UNSEEN_HEALTHY, *UNSEEN_FAULTY),
+        *(*AUDIT_HEALTHY, *AUDIT_FAULTY),
     )
 }
 KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "norm_reports", "skipped_steps")
