@@ -14,7 +14,7 @@ by itself has a warning of the gain, gradient, update-ratio or loss rules at lea
 a healthy run has alerts in less than 5% of its observations and no critical one. Exit code 1 when
 something is missed.
 
-Then the second corpus: 513 short runs of many kinds, healthy and with planted faults. The rules are
+Then the second corpus: 645 short runs of many kinds, healthy and with planted faults. The rules are
 tuned on its two halves; the blind and the unseen set, of other kinds, tell what they are worth
 (`split.json`). Alerts of these two are not listed, so that nobody tunes on them.
 

@@ -12,7 +12,7 @@ from distmon.rules.alert import Severity
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.lr_schedule import lr_phase
 from distmon.rules.pruning import pruning_explains
-from distmon.rules.second_sign import lost_progress, rises_gradually
+from distmon.rules.second_sign import gets_out_of_hand, lost_progress, rises_gradually
 
 LOSS_EMA = "train/step_loss_ema"
 _POINTS = 20
@@ -104,7 +104,9 @@ def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable
         now, best = _middle(record), record.history.best
         # A level that was reached gradually before is no news.
         known = now <= memory.get("gradual", now - 1)
-        gradual = known or rises_gradually(record)
+        # Progress that was never made cannot be lost: then there has to be another sign.
+        alone = not record.history.has_fallen and not gets_out_of_hand(record)
+        gradual = known or alone or rises_gradually(record)
         if gradual:
             memory["gradual"] = max(memory.get("gradual", now), now)
         yield Finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from distmon.rules.base import (
     metric,
     name_some,
 )
+from distmon.rules.idle_modules import idle_modules, name_idle
 from distmon.rules.layer_stacks import fingerprint
 
 # Half a unit in the last place is about 2e-3 of a bf16 weight, 2e-4 of fp16 and 3e-8 of fp32.
@@ -27,10 +28,6 @@ _UNMOVED = 1e-7
 """Relative difference of a norm or mean that the order of a sum can make in float64."""
 _CONVERGED = 0.01
 """Share of the first gradient norm at which a loss that has fallen counts as converged."""
-
-
-_MATRICES = 2
-"""Of a module that is one of many alike; one of fewer may be a link of a chain."""
 
 
 class _Reason(NamedTuple):
@@ -137,7 +134,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         return
     still &= ~moved & ~_negligible(table, limits["negligible"])
     kinds = record.ranks.get("adaptive", np.ones(1))
-    idle = _idle_of_many(table)
+    idle = idle_modules(table)
     resting_of: dict[str, list[str]] = {}
     rounded: list[str] = []
     switched_off: list[str] = []
@@ -173,7 +170,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             threshold=limits["ratio"],
             once=why == "not_stepped",
         )
-    yield from _idle(resting_of, limits, memory)
+    yield from name_idle(resting_of, limits, memory)
     # Who sets requires_grad in a run mostly follows a schedule: the first time is news. Norm
     # weights near 1 stand still in bf16, now one and now another; the matrices learn.
     for key, why, names, once in (
@@ -192,64 +189,6 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
                 threshold=limits["ratio"],
                 once=once,
             )
-
-
-def _idle_of_many(table: ParamTable) -> list[str]:
-    """Return the collection of each parameter whose whole module rests while its like are used.
-
-    `layer.experts` for an expert of `layer.experts.3` that got no token: none of its parameters has
-    a gradient, but those of another expert have one. A module of fewer than two matrices may be a
-    link of a chain. Empty for the others.
-    """
-    c = table.columns
-    with np.errstate(invalid="ignore"):
-        without = (c["has_grad"] == 0) | (c["grad_zero_fraction"] == 1)
-    found = [""] * len(table)
-    if not without.any() or without.all():
-        return found
-    modules: dict[tuple[str, str], list[int]] = {}
-    for i, name in enumerate(table.names):
-        parts = name.split(".")
-        for at, part in enumerate(parts):
-            if at and part.isdigit():
-                modules.setdefault((".".join(parts[:at]), part), []).append(i)
-    used = {prefix for (prefix, _), rows in modules.items() if not without[rows].any()}
-    for (prefix, _), rows in modules.items():
-        if prefix in used and without[rows].all() and (c["ndim"][rows] >= 2).sum() >= _MATRICES:
-            for i in rows:
-                found[i] = found[i] or prefix
-    return found
-
-
-def _idle(
-    resting: Mapping[str, Sequence[str]], limits: Limits, memory: Memory
-) -> Iterator[Finding]:
-    """Say once in a run which collections have modules that are not used."""
-    named: list[str] = memory.setdefault("idle", [])
-    for prefix, names in resting.items():
-        waited = memory.setdefault("idle_for", {})
-        waited[prefix] = waited.get(prefix, 0) + 1
-        if prefix in named or waited[prefix] < limits["idle"]:
-            continue
-        named.append(prefix)
-        yield Finding(
-            key=f"idle {prefix}",
-            group=f"idle {prefix}",
-            message=f"part of {prefix} is not used, while the rest of it learns",
-            params=tuple(names),
-            advice=_ADVICE_IDLE,
-            severity="info",
-            measured=0.0,
-            threshold=limits["ratio"],
-            is_new=True,
-        )
-
-
-_ADVICE_IDLE = (
-    "if these are experts, raise the weight of the balancing loss; distmon's inside: experts shows "
-    "where the tokens go",
-    "if they are skipped or trained later on purpose, ignore this alert",
-)
 
 
 def _off_since_start(table: ParamTable, memory: Memory) -> NDArray[np.bool_]:
@@ -373,7 +312,7 @@ RULES = (
         thresholds={
             "ratio": Threshold(NO_UPDATE, "largest update ratio of a frozen parameter"),
             "gaps": Threshold(3, "times the longest gap without a gradient that ended"),
-            "idle": Threshold(3, "observations without a gradient of one of many alike modules"),
+            "idle": Threshold(3, "observations without a gradient that name one of many modules"),
             "negligible": Threshold(1e-5, "of the median gradient: that of a vector is rounding"),
         },
         advice=tuple(f"if {why.words}: {why.advice[0]}" for why in REASONS.values()),

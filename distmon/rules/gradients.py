@@ -48,6 +48,9 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     # One batch alone may do that; and the gradients of a saddle point grow while the loss falls.
     rises = (lost_progress(record) or 0.0) > LOST
     falls = record.history.falls and record.history.has_fallen
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    best = record.history.best
+    at_best = bool(losses) and best is not None and statistics.median(losses) < best
     alone = pruned or (above and not rises and (memory["above"] < 2 or falls))
     critical = (ratio > limits["critical_ratio"] and not alone) or norm > limits["critical"]
     against = f"{norm / usual:.0f}x its median {usual:.3g}" if usual and above else "too large"
@@ -64,7 +67,8 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         advice=ranked_causes(record),
         measured=ratio if ratio > limits["ratio"] else norm,
         threshold=limits["ratio"] if ratio > limits["ratio"] else limits["warning"],
-        fading=worst <= 1,
+        # Gradients that grow while the loss is lower than ever leave a plateau.
+        fading=worst <= 1 or (alone and at_best and norm <= limits["warning"]),
     )
 
 

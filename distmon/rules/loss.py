@@ -14,7 +14,7 @@ from distmon.record.record import Record
 from distmon.rules import advice
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.pruning import pruning_explains
-from distmon.rules.second_sign import lost_progress
+from distmon.rules.second_sign import gets_out_of_hand, lost_progress
 
 ADVICE = (
     "inspect the batch of that step: corrupt text, wrong labels, an outlier length",
@@ -31,6 +31,8 @@ _TAIL_NEEDS = 48
 """Losses without which the tail is not estimated."""
 _FELL = 0.1
 """Share of its first value by which a loss has come down."""
+_LITTLE = 1.5
+"""Times its start: a loss that is a little higher than that of an untrained model."""
 _LATEST = 8
 """Steps in which a divergence has grown above the limits."""
 
@@ -45,6 +47,9 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     progress = start - best if start is not None and best is not None else 0.0
     known_rise = limits["known"] * _recovered_rise(record, memory)
     pruned = pruning_explains(record, memory)
+    # Before anything is learned a batch that is a little harder costs nothing.
+    nothing_learned = start is not None and not record.history.has_fallen
+    nothing_learned &= not gets_out_of_hand(record)
     total, squares = fsum(window), fsum(x * x for x in window)
     for step, loss in record.losses.items():
         if not math.isfinite(loss):
@@ -58,7 +63,11 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         known = by_chance and best is not None and loss - best <= known_rise
         if unusual and not known and not (by_chance and _chance(loss, past) > limits["chance"]):
             finding = _by_factor(step, loss, ema, limits)
-            if finding is None and len(window) >= limits["armed_after"]:
+            if (
+                finding is None
+                and len(window) >= limits["armed_after"]
+                and not (nothing_learned and loss < _LITTLE * (start or 0.0))
+            ):
                 mean = total / len(window)
                 std = math.sqrt(max(0.0, squares / len(window) - mean * mean))
                 finding = _by_sigmas(step, loss, mean, std, limits)

@@ -70,10 +70,16 @@ def check_insensitive(record: Record, limits: Limits, memory: Memory) -> Iterabl
     young = _grow_from_nothing(record, memory, limits["grown"]) & learns
     known = product[learns & np.isfinite(product)]
     scale = max(abs(now), abs(start))
-    if not known.size or not scale or young.any():
+    if not known.size or young.any():
         return
-    measured = float(known.max()) / scale
-    if measured < limits["product"]:
+    largest = float(known.max())
+    if scale == 0 and largest > 0:
+        return
+    measured = largest / scale if scale else 0.0
+    # From a saddle a run moves away, ever faster.
+    least = memory["least"] = min(measured, memory.get("least", measured))
+    leaves = 0 < limits["leaves"] * least < measured
+    if measured < limits["product"] and not leaves and len(history.losses) >= limits["steps"]:
         yield Finding(
             key="insensitive",
             message=f"gradient norm x weight norm is at most {measured:.1e} of the loss in every "
@@ -282,6 +288,8 @@ RULES = (
             "product": Threshold(0.01, "of the loss, in every matrix"),
             "fall": Threshold(0.1, "share of its start by which a loss has fallen"),
             "grown": Threshold(1.5, "times its first norm: a matrix that grows from nothing"),
+            "leaves": Threshold(2.0, "times its lowest value: the run leaves a saddle"),
+            "steps": Threshold(10, "whose losses are known"),
         },
         advice=(
             "look for dead or saturated units: biases far below zero, inputs of the wrong scale, "

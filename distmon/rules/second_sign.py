@@ -83,6 +83,14 @@ def lost_progress(record: Record) -> float | None:
     return (now - best) / progress if progress > 0 else None
 
 
+def gets_out_of_hand(record: Record) -> bool:
+    """Return whether updates are large, or the gradient has grown by more than the loss."""
+    norm, usual = metric(record, "monitor/grad_norm"), record.history.norm_median
+    ratio = metric(record, "monitor/update_ratio_median") or 0.0
+    large = norm is None or not usual or norm > NORM_FACTOR * usual * loss_growth(record)
+    return large or ratio > LARGE_UPDATE
+
+
 def rises_gradually(record: Record) -> bool:
     """Return whether the loss climbs little by little, with gradients that grow no more than it.
 
@@ -92,11 +100,7 @@ def rises_gradually(record: Record) -> bool:
     """
     history = record.history
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
-    norm, usual = metric(record, "monitor/grad_norm"), history.norm_median
-    if not losses or norm is None or not usual:
-        return False
-    ratio = metric(record, "monitor/update_ratio_median") or 0.0
-    if norm > NORM_FACTOR * usual * loss_growth(record) or ratio > LARGE_UPDATE:
+    if not losses or gets_out_of_hand(record):
         return False
     middles = [*history.middles, statistics.median(losses)]
     lowest = max(i for i, middle in enumerate(middles) if middle == min(middles))

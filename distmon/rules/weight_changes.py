@@ -13,13 +13,15 @@ from distmon.record.record import Column, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
 from distmon.rules.layer_stacks import fingerprint
 from distmon.rules.pruning import pruned_matrices
-from distmon.rules.second_sign import lost_progress
+from distmon.rules.second_sign import FEWEST_LOSSES, LOST, NOISE, lost_progress
 
 _SAME_RATE: Final = 2.0
 """Rates closer than this factor make updates of about the same size."""
 _FORGOTTEN: Final = 0.7
 """Share of the largest update that is kept from one observation to the next."""
 _TWICE: Final = 2
+_RECENT: Final = 32
+"""Steps whose largest loss is usual."""
 _FEW: Final = 3.5
 """Elements of a vector whose gradient may be near zero by chance where it is observed."""
 
@@ -32,6 +34,9 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     """
     before, at = _updates_before(record, memory)
     pruned = pruned_matrices(record, memory)
+    if len(memory.get("pruned", ())) == len(pruned) > 0:
+        pruned |= np.array(memory["pruned"], dtype=bool)  # what is pruned will be again
+    memory["pruned"] = pruned.tolist()
     lost = lost_progress(record)
     if lost == 0.0:
         memory["replaced"] = dict.fromkeys(memory.get("replaced", {}), True)
@@ -46,14 +51,18 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     # Where matrices are replaced, a vector that is replaced with them is no news.
     memory["matrices"] = bool(memory.get("matrices") or matrix)
     finding = matrix if memory["matrices"] else vector
+    watched = memory.pop("watched", None)
     if finding:
-        yield from _again(finding, memory)
+        yield from _again(finding, record, memory)
+    elif watched and (lost or 0.0) > LOST:
+        yield replace(Finding(**watched), params=(watched["key"],), is_new=True)
 
 
-def _again(finding: Finding, memory: Memory) -> Iterator[Finding]:
+def _again(finding: Finding, record: Record, memory: Memory) -> Iterator[Finding]:
     """Warn of the first time; the run has recovered from it, so a second one is most likely meant.
 
-    A schedule of resets is named once more, as an info, and then no longer.
+    A schedule of resets is named once more, as an info, and then no longer. Where the loss does not
+    notice, as of an adapter that is merged, it is an info; the next observation may tell.
     """
     recovered: dict[str, bool] = memory.setdefault("replaced", {})
     times: dict[str, int] = memory.setdefault("times", {})
@@ -61,14 +70,26 @@ def _again(finding: Finding, memory: Memory) -> Iterator[Finding]:
     times[name] = times.get(name, 0) + 1
     if not recovered.get(name):
         recovered[name] = False
-        yield finding
-    elif times[name] == _TWICE:
+        harmless = _unnoticed(record)
+        if harmless:
+            memory["watched"] = {"key": name, "message": finding.message}
+        yield replace(finding, severity="info" if harmless else None)
+    elif times[name] == _TWICE and not _unnoticed(record):
         yield replace(
             finding,
             key=f"{name} again",
             message=f"{finding.message}, as before, and the run had recovered from that",
             severity="info",
         )
+
+
+def _unnoticed(record: Record) -> bool:
+    """Return whether no loss since the last record is above those before, in a run that learns."""
+    history, losses = record.history, [*record.losses.values()]
+    if not losses or not history.has_fallen or len(history.losses) < FEWEST_LOSSES:
+        return False
+    recent = [*history.losses][-_RECENT:]
+    return max(losses) <= max(recent) + NOISE * history.noise
 
 
 def _replaced_matrix(
