@@ -14,9 +14,9 @@ by itself has a warning of the gain, gradient, update-ratio or loss rules at lea
 a healthy run has alerts in less than 5% of its observations and no critical one. Exit code 1 when
 something is missed.
 
-Then the second corpus: 513 short runs of many kinds, healthy and with planted faults. The rules are
-tuned on its two halves; the blind and the unseen set, of other kinds, show what they are worth
-(`split.json`). Alerts of these two are not listed, so that rules are not tuned on them.
+Then the second corpus: short runs of many kinds, healthy and with planted faults, in the sets of
+`split.json`. Rules are tuned on some of the sets; what they are worth is shown by the others, whose
+alerts are not listed, so that rules are not tuned on them.
 
     python -m benchmarks.alarms --table            # only that table, as kept in docs/rules.md
 

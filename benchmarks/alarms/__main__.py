@@ -75,7 +75,7 @@ def main() -> int:
     console.print(summary_table(others))
     if asked.verbose:
         for case in others:
-            if case.case.half in ("blind", "unseen"):
+            if case.case.half not in ("tuning", "held_back", "audit"):
                 continue
             for alert in case.replay.alerts:
                 text = f"{case.case.half} {case.case.name} {alert.step} {alert.severity} "

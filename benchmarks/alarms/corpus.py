@@ -12,12 +12,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from benchmarks.alarms.audit.faulty import AUDIT_FAULTY
+from benchmarks.alarms.audit.healthy import AUDIT_HEALTHY
 from benchmarks.alarms.blind.faulty import BLIND_FAULTY
 from benchmarks.alarms.blind.healthy import BLIND_HEALTHY
 from benchmarks.alarms.cases import Case
 from benchmarks.alarms.faulty import FAULTY
 from benchmarks.alarms.further_cases import FURTHER
 from benchmarks.alarms.healthy_cases import HEALTHY
+from benchmarks.alarms.practice_cases import PRACTICE_FAULTY, PRACTICE_HEALTHY
 from benchmarks.alarms.recording import KEPT_METRICS, KEPT_VERSIONS
 from benchmarks.alarms.silent_cases import SILENT_FAULTY, SILENT_HEALTHY
 from benchmarks.alarms.unseen.faulty import UNSEEN_FAULTY
@@ -32,8 +35,10 @@ CASES: Final[dict[str, Case]] = {
     each.name: each
     for each in (
         *(*HEALTHY, *FURTHER, *FAULTY, *SILENT_HEALTHY, *SILENT_FAULTY),
+        *(*PRACTICE_HEALTHY, *PRACTICE_FAULTY),
         *(*BLIND_HEALTHY, *BLIND_FAULTY),
         *(*UNSEEN_HEALTHY, *UNSEEN_FAULTY),
+        *(*AUDIT_HEALTHY, *AUDIT_FAULTY),
     )
 }
 KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "norm_reports", "skipped_steps")

@@ -23,6 +23,7 @@ TITLES: dict[Half, str] = {
     "held_back": "tuned on, second half",
     "blind": "blind set",
     "unseen": "unseen set",
+    "audit": "audit set",
 }
 RAISE = ("double the learning rate", "raise the learning rate", "increase the learning rate")
 LOWER = ("halve the learning rate", "lower the learning rate", "reduce the learning rate")

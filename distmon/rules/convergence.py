@@ -11,7 +11,8 @@ from distmon.rules.advice import lower_lr, ranked_causes
 from distmon.rules.alert import Severity
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.lr_schedule import lr_phase
-from distmon.rules.second_sign import lost_progress, rises_gradually
+from distmon.rules.pruning import pruning_explains
+from distmon.rules.second_sign import gets_out_of_hand, lost_progress, rises_gradually
 
 LOSS_EMA = "train/step_loss_ema"
 _POINTS = 20
@@ -83,28 +84,50 @@ def check_best(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         )
 
 
-def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+def check_divergence(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Find a loss that has lost a part of its progress.
 
     (now - best) / (start - best) does not depend on the unit of the loss, nor on where its zero is.
     It finds a rise that is too slow for `loss_spike`, and uses the median loss so that one bad
-    batch does not count.
+    batch does not count. A loss that comes down again, from another task or a part that was reset,
+    does not diverge.
     """
     lost = lost_progress(record)
+    before, memory["height"] = memory.get("height", 0.0), _height(record)
+    pruned = pruning_explains(record, memory)
     if lost is None or record.history.need_not_fall(record):
         return
+    returns = memory["height"] < (1 - limits["returns"]) * before
+    if lost <= 0:
+        memory.pop("gradual", None)
     if lost > (1 - MARGIN) * limits["lost"]:
         now, best = _middle(record), record.history.best
+        # A level that was reached gradually before is no news.
+        known = now <= memory.get("gradual", now - 1)
+        # Progress that was never made cannot be lost: then there has to be another sign.
+        alone = not record.history.has_fallen and not gets_out_of_hand(record)
+        gradual = known or alone or rises_gradually(record)
+        if gradual:
+            memory["gradual"] = max(memory.get("gradual", now), now)
         yield Finding(
             key="divergence",
             message=f"the loss is {now:.4g} and was {best:.4g}: it has lost {lost:.0%} of its "
-            f"progress since the start (limit {limits['lost']:.0%})",
-            advice=ranked_causes(record),
-            severity="info" if rises_gradually(record) else None,
+            f"progress since the start (limit {limits['lost']:.0%})"
+            f"{', since weights were pruned' if pruned else ''}",
+            advice=_ADVICE_PRUNED if pruned else ranked_causes(record),
+            severity="info" if pruned or gradual else None,
             measured=lost,
             threshold=limits["lost"],
-            fading=lost <= limits["lost"],
+            fading=lost <= limits["lost"] or returns,
+            once=True,
         )
+
+
+def _height(record: Record) -> float:
+    """Return how far the loss is above its best."""
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    best = record.history.best
+    return max(0.0, statistics.median(losses) - best) if losses and best is not None else 0.0
 
 
 def _middle(record: Record) -> float:
@@ -115,6 +138,10 @@ def _middle(record: Record) -> float:
 _ADVICE_DIVERGENCE = (
     "resume from a checkpoint before the rise",
     "check the learning rate and the data of the steps before it",
+)
+_ADVICE_PRUNED = (
+    "prune less, in smaller parts, or at a higher learning rate, so that the loss comes back",
+    "if this loss is meant for this sparsity, ignore this alert",
 )
 _ADVICE = (
     "if the loss has fallen before, lower the learning rate or begin its decay",
@@ -130,7 +157,10 @@ RULES = (
         severity="warning",
         patience=2,
         needs=(LOSS_EMA,),
-        thresholds={"lost": Threshold(0.2, "share of its progress that the loss has lost")},
+        thresholds={
+            "lost": Threshold(0.2, "share of its progress that the loss has lost"),
+            "returns": Threshold(0.1, "of its height above the best by which it comes down again"),
+        },
         advice=_ADVICE_DIVERGENCE,
     ),
     Rule(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -93,7 +93,11 @@ def check_shared(
 
 
 def check_outlier(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
-    """Find a rank whose loss or gradient left the others', compared with its own past."""
+    """Find a rank whose loss or gradient left the others', compared with its own past.
+
+    Or whose loss does not come down while theirs does, as of labels that belong to other inputs.
+    """
+    yield from _without_progress(record, limits, memory)
     for what, words in (("loss", "loss"), ("local_grad_norm", "gradient norm")):
         now = record.ranks.get(what)
         if now is None or len(now) < 2 or not np.isfinite(now).all() or (now <= 0).any():
@@ -120,6 +124,42 @@ def check_outlier(record: Record, limits: Limits, memory: Memory) -> Iterable[Fi
                 )
                 continue  # the usual values are those from before
         memory[what] = [*past, now.tolist()][-_KEPT:]
+
+
+def _without_progress(record: Record, limits: Limits, memory: Memory) -> Iterator[Finding]:
+    """Find the rank that has made hardly any of the progress that the others made.
+
+    All ranks hold the same weights, so what one batch can be from another is all that may differ.
+    Ranks that read another domain have another loss, but theirs falls, too.
+    """
+    now, start = record.ranks.get("loss"), record.history.start
+    if now is None or len(now) < 2 or not np.isfinite(now).all() or start is None:
+        return
+    last = [*memory.get("last_losses", []), now.tolist()][-int(limits["observations"]) :]
+    first = memory.setdefault("first_losses", now.tolist())
+    memory["last_losses"] = last
+    if len(last) < limits["observations"] or len(first) != len(now):
+        return
+    if record.history.need_not_fall(record):
+        return
+    losses, begun = np.array(last), np.maximum(first, start)
+    progress = begun - np.median(losses, axis=0)
+    worst = int(np.argmin(progress))
+    others = _rest(progress, worst)
+    apart = all(float(each[worst] - _rest(each, worst)) > 0 for each in losses)
+    # What the others have learned has to be more than chance, and the gap between them, too.
+    chance = max(0.1 * abs(start), 6 * record.history.noise)
+    if apart and others > chance and progress[worst] < limits["progress"] * others:
+        yield Finding(
+            key=f"progress {worst}",
+            group=f"rank {worst}",
+            message=f"the loss of rank {worst} is {now[worst]:.3g}, that of the other ranks "
+            f"{_rest(now, worst):.3g}: it has hardly come down from {begun[worst]:.3g}, while "
+            "theirs has; its labels may not belong to its inputs",
+            ranks=(worst,),
+            measured=float(progress[worst] / others),
+            threshold=limits["progress"],
+        )
 
 
 def _rest(values: Column, without: int) -> float:
@@ -165,7 +205,7 @@ RULES = (
     Rule(
         name="rank_outlier",
         summary="loss or gradient norm of one rank > factor times the others', and it was not so "
-        "before",
+        "before; or its loss has not come down while theirs has",
         check=check_outlier,
         severity="warning",
         patience=2,
@@ -174,6 +214,8 @@ RULES = (
             "factor": Threshold(3.0, "times the other ranks"),
             "above": Threshold(1.0, "times the highest value of any rank lately"),
             "history": Threshold(3, "observations before ranks are compared"),
+            "progress": Threshold(0.25, "of the others' progress since the start"),
+            "observations": Threshold(4, "whose median loss is the progress of a rank"),
         },
         advice=(
             "inspect the data that this rank reads: a corrupt file or shard, another preprocessing",

@@ -97,6 +97,25 @@ def matters(record: Record, difference: float, share: float) -> bool:
     return start is None or best is None or difference > share * (start - best)
 
 
+def lost_generalization(record: Record, val_loss: float, best: float) -> float:
+    """Return (validation loss - its best) / (training loss at the start - its best).
+
+    1: as bad as before training. Inf where the validation loss was never below that start.
+    """
+    start = record.history.start
+    if start is None or start <= best:
+        return math.inf
+    return (val_loss - best) / (start - best)
+
+
+def generalized(record: Record, each: Evaluation) -> float:
+    """Return the share of the progress of training that validation shows; 0 when not known."""
+    start, train = record.history.start, each.train_loss
+    if start is None or train is None or start <= train:
+        return 0.0
+    return (start - each.val_loss) / (start - train)
+
+
 def chance_rate(record: Record, each: Evaluation, memory: Memory) -> float:
     """Return the improvement over the previous evaluation that chance can make or hide."""
     difference = chance_difference(record, each, memory)

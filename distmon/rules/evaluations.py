@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from distmon.record.record import Record
 from distmon.rules.advice import lower_lr
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold
-from distmon.rules.evaluation_evidence import at, chance_rate, number, share_of_run
+from distmon.rules.evaluation_evidence import (
+    at,
+    chance_rate,
+    number,
+    share_of_run,
+    training_falls,
+)
 from distmon.rules.lr_schedule import lr_phase
 
 _PLATEAU = 3
@@ -23,6 +29,8 @@ def check_slow(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         # explains slow improvement.
         applies = each.unchanged < _PLATEAU and phase not in ("rising", "ending")
         poor = -limits["worse"] <= rate < limits["poor"] - chance
+        if rate < 0 and training_falls(each):
+            poor = False  # it overfits: that is what `overfit` and `val_increase` are for
         memory["poor"] = memory.get("poor", 0) + 1 if poor else 0
         # While the training loss comes down, one such evaluation is no news.
         comes_down = _comes_down(record)

@@ -19,6 +19,7 @@ from distmon.rules.base import (
     metric,
     name_some,
 )
+from distmon.rules.idle_modules import idle_modules, name_idle
 from distmon.rules.layer_stacks import fingerprint
 
 # Half a unit in the last place is about 2e-3 of a bf16 weight, 2e-4 of fp16 and 3e-8 of fp32.
@@ -133,6 +134,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         return
     still &= ~moved & ~_negligible(table, limits["negligible"])
     kinds = record.ranks.get("adaptive", np.ones(1))
+    idle = idle_modules(table)
+    resting_of: dict[str, list[str]] = {}
     rounded: list[str] = []
     switched_off: list[str] = []
     for i in np.flatnonzero(still):
@@ -140,6 +143,9 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         if unstepped[i]:
             why = "not_stepped"
         if resting[i] and why in ("no_gradient", "zero_gradient", "requires_grad"):
+            continue
+        if why in ("no_gradient", "zero_gradient") and idle[i]:
+            resting_of.setdefault(idle[i], []).append(table.names[i])
             continue
         # A module that no loss has ever used, or a copy that is not trained, is often meant so.
         unused = not had_gradient[i] and why != "not_stepped"  # whose gradient is not known
@@ -164,6 +170,7 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
             threshold=limits["ratio"],
             once=why == "not_stepped",
         )
+    yield from name_idle(resting_of, limits, memory)
     # Who sets requires_grad in a run mostly follows a schedule: the first time is news. Norm
     # weights near 1 stand still in bf16, now one and now another; the matrices learn.
     for key, why, names, once in (
@@ -305,6 +312,7 @@ RULES = (
         thresholds={
             "ratio": Threshold(NO_UPDATE, "largest update ratio of a frozen parameter"),
             "gaps": Threshold(3, "times the longest gap without a gradient that ended"),
+            "idle": Threshold(3, "observations without a gradient that name one of many modules"),
             "negligible": Threshold(1e-5, "of the median gradient: that of a vector is rounding"),
         },
         advice=tuple(f"if {why.words}: {why.advice[0]}" for why in REASONS.values()),

@@ -12,7 +12,8 @@ from distmon.record.record import Record
 from distmon.rules.advice import lower_lr, ranked_causes
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
 from distmon.rules.lr_schedule import lr_phase
-from distmon.rules.second_sign import LOST, lost_progress
+from distmon.rules.pruning import pruning_explains
+from distmon.rules.second_sign import LOST, loss_growth, lost_progress
 
 NORMS = ("train/unclipped_grad_norm", "monitor/grad_norm")
 """The norm before clipping where the trainer reports it, else the estimate after clipping."""
@@ -30,11 +31,14 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     """
     yield from _sensitive(record, limits, memory)
     norm, usual = _norm(record), record.history.norm_median
+    pruned = pruning_explains(record, memory)
     if norm is None:
         return
     highest = max([*record.history.norms][:-1], default=inf)
-    # Of a converged run the norm is small and varies by large factors.
-    ratio = norm / usual if usual and norm > highest else 0.0
+    # Of a converged run the norm is small and varies by large factors. A gradient that grows as
+    # its loss does is no finding of its own: what raised the loss is.
+    grew = loss_growth(record)
+    ratio = norm / usual / grew if usual and norm > highest else 0.0
     worst = max(ratio / limits["ratio"], norm / limits["warning"])
     if worst <= 1 - MARGIN:
         memory["above"] = 0
@@ -44,9 +48,14 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     # One batch alone may do that; and the gradients of a saddle point grow while the loss falls.
     rises = (lost_progress(record) or 0.0) > LOST
     falls = record.history.falls and record.history.has_fallen
-    alone = above and not rises and (memory["above"] < 2 or falls)
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    best = record.history.best
+    at_best = bool(losses) and best is not None and statistics.median(losses) < best
+    alone = pruned or (above and not rises and (memory["above"] < 2 or falls))
     critical = (ratio > limits["critical_ratio"] and not alone) or norm > limits["critical"]
-    against = f"{ratio:.0f}x its median {usual:.3g}" if ratio > limits["ratio"] else "too large"
+    against = f"{norm / usual:.0f}x its median {usual:.3g}" if usual and above else "too large"
+    if above and grew > 1:
+        against += f", while the loss is {grew:.1f}x its own"
     yield Finding(
         key="high",
         message=f"the gradient norm is {norm:.4g}, {against}",
@@ -58,7 +67,8 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         advice=ranked_causes(record),
         measured=ratio if ratio > limits["ratio"] else norm,
         threshold=limits["ratio"] if ratio > limits["ratio"] else limits["warning"],
-        fading=worst <= 1,
+        # Gradients that grow while the loss is lower than ever leave a plateau.
+        fading=worst <= 1 or (alone and at_best and norm <= limits["warning"]),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from distmon.record.record import Record
 from distmon.rules.advice import before_clipping, number
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric, name_some
+from distmon.rules.layer_stacks import fingerprint
 from distmon.rules.lr_schedule import lr_phase
 from distmon.rules.rounding import is_coarse
 
@@ -106,13 +107,24 @@ def check_learning(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         )
 
 
-def check_able(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
-    """Name, once, the parameters that an optimizer has but that cannot learn."""
+def check_able(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
+    """Name, once, the parameters that an optimizer has but that cannot learn.
+
+    Those that are switched on after a while follow a schedule.
+    """
     if memory.get("seen"):
         return
-    memory["seen"] = True
     c = record.params.columns
-    rows = np.flatnonzero((c["requires_grad"] == 0) & (c["in_optimizer"] > 0))
+    memory["waited"] = memory.get("waited", 0) + 1
+    off = (c["requires_grad"] == 0) & (c["in_optimizer"] > 0)
+    names = fingerprint(record.params.names)
+    if memory.get("names") == names:
+        off &= np.isin(np.arange(len(record.params)), memory["off"])
+    memory["names"], memory["off"] = names, np.flatnonzero(off).tolist()
+    if memory["waited"] < limits["waits"]:
+        return
+    memory["seen"] = True
+    rows = np.flatnonzero(off)
     for i in rows:
         name = record.params.names[i]
         yield Finding(key=name, group="able", message="", params=(name,))
@@ -194,9 +206,11 @@ RULES = (
     ),
     Rule(
         name="cannot_learn",
-        summary="parameters in the optimizer without requires_grad, named once",
+        summary="parameters in the optimizer without requires_grad in the first `waits` "
+        "observations, named once",
         check=check_able,
         combine_messages=_combine_able,
+        thresholds={"waits": Threshold(10, "observations in which none of them is switched on")},
         severity="info",
         needs=("params",),
         advice=(

@@ -13,6 +13,8 @@ from math import fsum
 from distmon.record.record import Record
 from distmon.rules import advice
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric
+from distmon.rules.pruning import pruning_explains
+from distmon.rules.second_sign import gets_out_of_hand, lost_progress
 
 ADVICE = (
     "inspect the batch of that step: corrupt text, wrong labels, an outlier length",
@@ -27,6 +29,10 @@ _TAIL_SHARE = 12
 """One in so many losses is of the tail."""
 _TAIL_NEEDS = 48
 """Losses without which the tail is not estimated."""
+_FELL = 0.1
+"""Share of its first value by which a loss has come down."""
+_LITTLE = 1.5
+"""Times its start: a loss that is a little higher than that of an untrained model."""
 _LATEST = 8
 """Steps in which a divergence has grown above the limits."""
 
@@ -39,6 +45,11 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     worst: Finding | None = None
     start, best = record.history.start, record.history.best
     progress = start - best if start is not None and best is not None else 0.0
+    known_rise = limits["known"] * _recovered_rise(record, memory)
+    pruned = pruning_explains(record, memory)
+    # Before anything is learned a batch that is a little harder costs nothing.
+    nothing_learned = start is not None and not record.history.has_fallen
+    nothing_learned &= not gets_out_of_hand(record)
     total, squares = fsum(window), fsum(x * x for x in window)
     for step, loss in record.losses.items():
         if not math.isfinite(loss):
@@ -48,9 +59,15 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         unusual = _is_unusual(loss, past[-int(limits["recent"]) :], ema, progress, limits)
         # Beyond the critical factor no tail is an excuse.
         by_chance = ema is not None and loss <= limits["critical_factor"] * ema
-        if unusual and not (by_chance and _chance(loss, past) > limits["chance"]):
+        # Nor is one news that is like those that the run has come down from.
+        known = by_chance and best is not None and loss - best <= known_rise
+        if unusual and not known and not (by_chance and _chance(loss, past) > limits["chance"]):
             finding = _by_factor(step, loss, ema, limits)
-            if finding is None and len(window) >= limits["armed_after"]:
+            if (
+                finding is None
+                and len(window) >= limits["armed_after"]
+                and not (nothing_learned and loss < _LITTLE * (start or 0.0))
+            ):
                 mean = total / len(window)
                 std = math.sqrt(max(0.0, squares / len(window) - mean * mean))
                 finding = _by_sigmas(step, loss, mean, std, limits)
@@ -65,7 +82,8 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     memory["ema"], memory["window"] = ema, [*window]
     from_start = _from_the_start(record, limits) or _never_recovered(record, limits, memory)
     worst = worst or from_start
-    if worst and record.history.need_not_fall(record):
+    pruned &= worst is not None and worst.severity != "critical"
+    if worst and (pruned or record.history.need_not_fall(record)):
         worst = replace(worst, severity="info")
     if worst and worst.key == "start":
         yield replace(worst, advice=(advice.lower_lr(record), "lengthen the warmup"))
@@ -82,6 +100,17 @@ def check(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
         )
     elif worst:
         yield replace(worst, advice=(ADVICE[0], advice.tighten_clipping(record), *ADVICE[2:]))
+
+
+def _recovered_rise(record: Record, memory: Memory) -> float:
+    """Return the largest rise of a single loss above the best that the run has come down from."""
+    if lost_progress(record) == 0.0 and "rise" in memory:
+        memory["recovered"] = max(memory.get("recovered", 0.0), memory.pop("rise"))
+    known = float(memory.get("recovered", 0.0))
+    losses = [loss for loss in record.losses.values() if math.isfinite(loss)]
+    if losses and record.history.best is not None:
+        memory["rise"] = max(memory.get("rise", 0.0), max(losses) - record.history.best)
+    return known
 
 
 def _climbs(record: Record) -> bool:
@@ -144,10 +173,23 @@ def _from_the_start(record: Record, limits: Limits) -> Finding | None:
     """
     losses = [loss for loss in record.losses.values() if math.isfinite(loss)]
     ratio = metric(record, "monitor/update_ratio_median") or 0.0
-    if record.history.records or len(losses) < limits["after"] or ratio <= limits["large_update"]:
+    if record.history.records or len(losses) < limits["after"]:
         return None
     first, later = losses[0], statistics.median(losses[1:])
     rise = (later - first) / abs(first) if first else 0.0
+    # Half of the steps above many times the first loss are no heavy tail, however small the updates
+    # look beside the weights that they have made.
+    many = limits["critical_factor"]
+    if record.step <= len(record.losses) and 0 < many * first < later:
+        return Finding(
+            key="start",
+            message=f"the first {len(losses)} steps raised the loss from {first:.4g} to "
+            f"{later:.4g} (limit {many:g}x): the learning rate is too high",
+            measured=later / first,
+            threshold=many,
+        )
+    if ratio <= limits["large_update"]:
+        return None
     # Where one of them is below the first, batches may differ by as much as the rise.
     if rise <= limits["first_rise"] or min(losses[1:]) <= first:
         return None
@@ -180,7 +222,7 @@ def _never_recovered(record: Record, limits: Limits, memory: Memory) -> Finding 
         memory["burst"] = [at, first, peak]
     elif "burst" in memory:
         at, first, peak = memory["burst"]
-        falls = statistics.median(losses.values()) < (1 - limits["progress"]) * first
+        falls = statistics.median(losses.values()) < (1 - _FELL) * first
         if falls or peak <= limits["warning_factor"] * max(losses.values()):
             del memory["burst"]
     if "burst" not in memory or not (record.history.records >= 2 or _dead_matrices(record)):
@@ -252,11 +294,12 @@ RULES = (
             "window": Threshold(128, "steps of the recent mean"),
             "armed_after": Threshold(64, "steps before the statistical test starts"),
             "recent": Threshold(64, "steps whose largest loss is usual"),
+            "known": Threshold(1.5, "times the largest rise that the run has recovered from"),
             "above": Threshold(2, "times the largest rise over the mean of these steps"),
             "chance": Threshold(0.05, "of such a batch, by the tail of the losses in the window"),
             "log_sigmas": Threshold(4, "standard deviations of the logarithm above the mean"),
             "after": Threshold(5, "steps before any test starts"),
-            "progress": Threshold(0.1, "minimum rise as a share of the progress since the start"),
+            "progress": Threshold(0.2, "minimum rise as a share of the progress since the start"),
             "first_rise": Threshold(0.15, "relative rise in the steps of the first observation"),
             "large_update": Threshold(0.03, "median update ratio that goes with such a rise"),
             "min_rise": Threshold(0.1, "minimum relative rise for the statistical test"),

@@ -70,10 +70,16 @@ def check_insensitive(record: Record, limits: Limits, memory: Memory) -> Iterabl
     young = _grow_from_nothing(record, memory, limits["grown"]) & learns
     known = product[learns & np.isfinite(product)]
     scale = max(abs(now), abs(start))
-    if not known.size or not scale or young.any():
+    if not known.size or young.any():
         return
-    measured = float(known.max()) / scale
-    if measured < limits["product"]:
+    largest = float(known.max())
+    if scale == 0 and largest > 0:
+        return
+    measured = largest / scale if scale else 0.0
+    # From a saddle a run moves away, ever faster.
+    least = memory["least"] = min(measured, memory.get("least", measured))
+    leaves = 0 < limits["leaves"] * least < measured
+    if measured < limits["product"] and not leaves and len(history.losses) >= limits["steps"]:
         yield Finding(
             key="insensitive",
             message=f"gradient norm x weight norm is at most {measured:.1e} of the loss in every "
@@ -91,6 +97,7 @@ def check_sign(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
     shrink. A loss above zero that is maximized by mistake does neither.
     """
     yield from _uphill(record, limits)
+    yield from _crossed(record, limits, memory)
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
     norm = metric(record, NORM)
     if not losses:
@@ -119,6 +126,41 @@ def check_sign(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
         )
 
 
+def _crossed(record: Record, limits: Limits, memory: Memory) -> Iterator[Finding]:
+    """Find a loss that was above zero, and now falls below it, faster than it ever did.
+
+    A likelihood may pass zero, slower and slower. What falls from `start` to below its negative at
+    a pace that the run has never had, with large gradients, is a loss that is now maximized.
+    """
+    history, norm = record.history, metric(record, NORM)
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    start, usual, middles = history.start, history.norm_median, [*history.middles]
+    if not losses or start is None or norm is None or not usual or start <= 0:
+        return
+    if max(losses) >= 0:
+        memory["since"] = 0
+        memory["over"] = memory.get("over", 0) + 1 if min(losses) >= 0 else 0
+        return
+    memory["since"] = memory.get("since", 0) + 1
+    now, since = statistics.median(losses), int(memory["since"])
+    if memory.get("over", 0) < limits["observations"] or since >= len(middles) or now > -start:
+        return
+    falls = [before - after for before, after in pairwise([*middles, now])]
+    fastest = max(falls[: -since - 1], default=0.0)
+    recent = falls[-1]
+    if recent > limits["pace"] * max(fastest, 0.0) and norm > limits["norm"] * usual:
+        yield Finding(
+            key="crossed",
+            message=f"the loss was above zero, fell below it and is {now:.4g}; it falls by "
+            f"{recent:.3g} from one observation to the next, {recent / max(fastest, 1e-30):.1f}x "
+            f"as fast as ever before, with a gradient norm of {norm / usual:.1f}x its median: its "
+            "sign has changed",
+            advice=_ADVICE_UPHILL,
+            measured=recent / max(fastest, 1e-30),
+            threshold=limits["pace"],
+        )
+
+
 def _uphill(record: Record, limits: Limits) -> Iterator[Finding]:
     """Find a loss that climbs above its start, ever on, at a rate that let it fall before.
 
@@ -135,6 +177,9 @@ def _uphill(record: Record, limits: Limits) -> Iterator[Finding]:
     if faster or ratio > limits["large_update"] or norm < limits["grew"] * usual:
         return
     climb = [*history.middles, statistics.median(losses)][-int(limits["climbs"]) - 1 :]
+    # Gradients in proportion to the loss are those of a loss whose unit grows.
+    if norm / usual < limits["faster"] * climb[-1] / start:
+        return
     rises = [after - before for before, after in pairwise(climb)]
     if len(rises) < limits["climbs"] or min(rises) <= 0 or climb[-1] <= start:
         return
@@ -220,6 +265,7 @@ RULES = (
             "observations": Threshold(9, "before it is evaluated, and whose norm is the first"),
             "climbs": Threshold(3, "observations in a row, each above the one before, of a climb"),
             "grew": Threshold(3.0, "times the median gradient norm in a climb"),
+            "faster": Threshold(1.5, "times the growth of the loss over its start, for gradients"),
             "large_update": Threshold(0.05, "median update ratio of a rate that is too high"),
         },
         advice=(
@@ -242,6 +288,8 @@ RULES = (
             "product": Threshold(0.01, "of the loss, in every matrix"),
             "fall": Threshold(0.1, "share of its start by which a loss has fallen"),
             "grown": Threshold(1.5, "times its first norm: a matrix that grows from nothing"),
+            "leaves": Threshold(2.0, "times its lowest value: the run leaves a saddle"),
+            "steps": Threshold(10, "whose losses are known"),
         },
         advice=(
             "look for dead or saturated units: biases far below zero, inputs of the wrong scale, "

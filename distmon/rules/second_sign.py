@@ -27,8 +27,23 @@ FEWEST_CLIMBS: Final = 4
 """Observations from the best one on before a rise can be called gradual."""
 GRADUAL: Final = 0.5
 """Largest share of a rise in one observation that is gradual."""
+LARGE_UPDATE: Final = 0.05
+"""Median update ratio of a rate that is too high."""
 RESTART: Final = 1.5
 """Times the learning rate of the best loss: the schedule has started again."""
+
+
+def loss_growth(record: Record) -> float:
+    """Return the loss over its median of the last observations; at least 1.
+
+    Gradients are as large as the loss that they are of. 1 where the loss has no natural zero.
+    """
+    history = record.history
+    losses = [loss for loss in record.losses.values() if isfinite(loss)]
+    usual = statistics.median(history.middles) if history.middles else 0.0
+    if not losses or usual <= 0 or history.negative or min(losses) <= 0:
+        return 1.0
+    return max(1.0, statistics.median(losses) / usual)
 
 
 def second_sign(record: Record) -> str:
@@ -68,21 +83,31 @@ def lost_progress(record: Record) -> float | None:
     return (now - best) / progress if progress > 0 else None
 
 
-def rises_gradually(record: Record) -> bool:
-    """Return whether the loss climbs little by little, with gradients as large as before.
+def gets_out_of_hand(record: Record) -> bool:
+    """Return whether updates are large, or the gradient has grown by more than the loss."""
+    norm, usual = metric(record, "monitor/grad_norm"), record.history.norm_median
+    ratio = metric(record, "monitor/update_ratio_median") or 0.0
+    large = norm is None or not usual or norm > NORM_FACTOR * usual * loss_growth(record)
+    return large or ratio > LARGE_UPDATE
 
-    The weight of a term that is raised over the run makes a loss climb like that, and so does data
-    that becomes harder. Bad data comes at once; a run that gets out of hand has large gradients.
+
+def rises_gradually(record: Record) -> bool:
+    """Return whether the loss climbs little by little, with gradients that grow no more than it.
+
+    The weight of a term that is raised over the run makes a loss climb like that, and so do data
+    that becomes harder, targets that grow, weights that are pruned, and distances between latents.
+    Bad data comes at once; a rate that is too high makes large updates.
     """
     history = record.history
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
-    norm, usual = metric(record, "monitor/grad_norm"), history.norm_median
-    if not losses or norm is None or not usual or norm > NORM_FACTOR * usual:
+    if not losses or gets_out_of_hand(record):
         return False
     middles = [*history.middles, statistics.median(losses)]
     lowest = max(i for i, middle in enumerate(middles) if middle == min(middles))
     climb = middles[lowest:]
     if len(climb) < FEWEST_CLIMBS:
         return False
-    steps = [b - a for a, b in pairwise(climb)]
+    # One observation that is out of line makes no jump.
+    middle = [statistics.median(climb[i - 1 : i + 2]) for i in range(1, len(climb) - 1)]
+    steps = [b - a for a, b in pairwise([climb[0], *middle, climb[-1]])]
     return max(steps) <= GRADUAL * (climb[-1] - climb[0])

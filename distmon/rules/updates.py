@@ -10,14 +10,16 @@ from distmon.record.record import Record
 from distmon.rules.advice import before_clipping, lower_lr, raise_lr, tighten_clipping
 from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric, name_some
 from distmon.rules.lr_schedule import lr_phase
+from distmon.rules.pruning import pruning_explains
 from distmon.rules.second_sign import lost_progress
 
 _HARDLY_LEFT = 1e3
 """Factor between the norms before and after clipping that is the first thing to check."""
 
 
-def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:  # noqa: ARG001
+def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:
     """Find parameters with a large update ratio; an info while the loss comes down all the same."""
+    pruned = pruning_explains(record, memory)
     if record.step <= limits["after_step"]:
         # Weights that start at zero have large ratios at first, but most do not start at zero.
         yield from _most(record, limits)
@@ -36,7 +38,7 @@ def check_high(record: Record, limits: Limits, memory: Memory) -> Iterable[Findi
             message="",
             params=(name,),
             advice=(lower, "lengthen the warmup", tighten_clipping(record)),
-            severity="info" if _learns(record) else None,
+            severity="info" if pruned or _learns(record) else None,
             measured=float(ratio[i]),
             threshold=limit,
             fading=not ratio[i] > limit,

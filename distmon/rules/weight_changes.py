@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distmon.record.record import Column, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
 from distmon.rules.layer_stacks import fingerprint
-from distmon.rules.second_sign import lost_progress
+from distmon.rules.pruning import pruned_matrices
+from distmon.rules.second_sign import FEWEST_LOSSES, LOST, NOISE, lost_progress
 
 _SAME_RATE: Final = 2.0
 """Rates closer than this factor make updates of about the same size."""
 _FORGOTTEN: Final = 0.7
-"""Share of the largest update of a vector that is kept from one observation to the next."""
+"""Share of the largest update that is kept from one observation to the next."""
+_TWICE: Final = 2
+_RECENT: Final = 32
+"""Steps whose largest loss is usual."""
 _FEW: Final = 3.5
 """Elements of a vector whose gradient may be near zero by chance where it is observed."""
 
@@ -27,6 +33,13 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     observation before. Where the rate has changed a lot since, they may have had any size.
     """
     before, at = _updates_before(record, memory)
+    pruned = pruned_matrices(record, memory)
+    if len(memory.get("pruned", ())) == len(pruned) > 0:
+        pruned |= np.array(memory["pruned"], dtype=bool)  # what is pruned will be again
+    memory["pruned"] = pruned.tolist()
+    lost = lost_progress(record)
+    if lost == 0.0:
+        memory["replaced"] = dict.fromkeys(memory.get("replaced", {}), True)
     vector = _replaced_vector(record, limits, memory)
     rate, rate_before = record.metrics.get("train/lr"), memory.get("lr")
     memory["lr"] = rate
@@ -34,16 +47,53 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
         return
     if record.nonfinite is not None:
         return  # before a NaN, updates have any size
-    matrix = _replaced_matrix(record, limits, before, at)
+    matrix = _replaced_matrix(record, limits, before, at, pruned)
     # Where matrices are replaced, a vector that is replaced with them is no news.
     memory["matrices"] = bool(memory.get("matrices") or matrix)
     finding = matrix if memory["matrices"] else vector
+    watched = memory.pop("watched", None)
     if finding:
-        yield finding
+        yield from _again(finding, record, memory)
+    elif watched and (lost or 0.0) > LOST:
+        yield replace(Finding(**watched), params=(watched["key"],), is_new=True)
+
+
+def _again(finding: Finding, record: Record, memory: Memory) -> Iterator[Finding]:
+    """Warn of the first time; the run has recovered from it, so a second one is most likely meant.
+
+    A schedule of resets is named once more, as an info, and then no longer. Where the loss does not
+    notice, as of an adapter that is merged, it is an info; the next observation may tell.
+    """
+    recovered: dict[str, bool] = memory.setdefault("replaced", {})
+    times: dict[str, int] = memory.setdefault("times", {})
+    name = finding.key
+    times[name] = times.get(name, 0) + 1
+    if not recovered.get(name):
+        recovered[name] = False
+        harmless = _unnoticed(record)
+        if harmless:
+            memory["watched"] = {"key": name, "message": finding.message}
+        yield replace(finding, severity="info" if harmless else None)
+    elif times[name] == _TWICE and not _unnoticed(record):
+        yield replace(
+            finding,
+            key=f"{name} again",
+            message=f"{finding.message}, as before, and the run had recovered from that",
+            severity="info",
+        )
+
+
+def _unnoticed(record: Record) -> bool:
+    """Return whether no loss since the last record is above those before, in a run that learns."""
+    history, losses = record.history, [*record.losses.values()]
+    if not losses or not history.has_fallen or len(history.losses) < FEWEST_LOSSES:
+        return False
+    recent = [*history.losses][-_RECENT:]
+    return max(losses) <= max(recent) + NOISE * history.noise
 
 
 def _replaced_matrix(
-    record: Record, limits: Limits, before: Column | None, at: int
+    record: Record, limits: Limits, before: Column | None, at: int, pruned: NDArray[np.bool_]
 ) -> Finding | None:
     """Return the matrix whose sample went farther than its updates explain."""
     jump = record.ranks.get("weight_jump")
@@ -52,7 +102,7 @@ def _replaced_matrix(
     rank = int(np.nanargmax(jump))
     expected = float(record.ranks["weight_jump_expected"][rank])
     row = int(record.ranks["weight_jump_row"][rank])
-    if not 0 <= row < len(record.params):
+    if not 0 <= row < len(record.params) or pruned[row]:
         return None
     norm = float(record.params.columns["weight_norm"][row])
     if before is not None and norm > 0:
@@ -115,14 +165,18 @@ def _replaced(name: str, change: float, expected: float, limit: float) -> Findin
 
 
 def _updates_before(record: Record, memory: Memory) -> tuple[Column | None, int]:
-    """Return the update norms of the observation before and its step, and keep those of this."""
+    """Return the largest update norms lately and the step before, and keep those of this."""
     names = fingerprint(record.params.names)
     updates = record.params.columns["update_norm"]
     then, at = memory.get("updates"), memory.get("step", 0)
     same = memory.get("names") == names and then is not None
     memory["names"], memory["step"] = names, record.step
-    memory["updates"] = np.where(np.isfinite(updates), updates, 0.0).tolist()
-    return (np.array(then) if same else None), at
+    updates = np.where(np.isfinite(updates), updates, 0.0)
+    past = np.array(then) if same else None
+    if past is not None:
+        updates = np.maximum(updates, _FORGOTTEN * past)
+    memory["updates"] = updates.tolist()
+    return past, at
 
 
 def check_collapse(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:

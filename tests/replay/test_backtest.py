@@ -64,7 +64,7 @@ def test_a_failing_rule_is_reported_and_the_others_continue() -> None:
 
 def test_a_sweep_runs_one_rule_with_each_value() -> None:
     quiet = [1.0, 1.02] * 75  # longer than the rule remembers a spike
-    losses = [*quiet, 30.0, *quiet, 12.0, *quiet]
+    losses = [*quiet, 12.0, *quiet, 30.0, *quiet]
     records = [
         make_record(10 * i, losses={10 * i: loss}, loss_ema={10 * i: 1.0})
         for i, loss in enumerate(losses)
@@ -74,7 +74,7 @@ def test_a_sweep_runs_one_rule_with_each_value() -> None:
     points = run_sweep(records, sweep, settings)
     assert [(p.value, p.alerts, p.first_step, p.share) for p in points] == [
         (5, 2, 1500, 2 / len(records)),
-        (20, 1, 1500, 1 / len(records)),
+        (20, 1, 3010, 1 / len(records)),
         (50, 0, None, 0.0),
     ]
     assert current_value(sweep, settings) == 10

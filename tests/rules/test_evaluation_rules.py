@@ -75,7 +75,7 @@ FALLING = [5.0, 4.0, 3.0, 2.4, 2.0]
         (
             [4.9, 3.9, 2.9, 2.8, 2.7],
             [5, 4, 3, 3.05, 3.1],
-            [("slow_improvement", "warning", 4), ("val_increase", "warning", 5)],
+            [("val_increase", "warning", 5)],
         ),
         # Three that change nothing; the first of them is slow.
         (

@@ -371,3 +371,73 @@ class DeadFromStart(Fault):
         for name, parameter in setup.named_parameters():
             if fnmatchcase(name, self.names):
                 parameter.fill_(-30.0)
+
+
+@dataclass
+class ShuffledOnRank(Fault):
+    """The labels of one rank no longer belong to its inputs."""
+
+    at: int = 1
+    rank: int = 1
+
+    def data(self, setup: Setup, step: int) -> Batch:
+        """Shuffle them."""
+        x, y = setup.batch(step)
+        if dist.get_rank() != self.rank or step % MICRO < self.at:
+            return x, y
+        return x, y[torch.randperm(len(y), generator=seeded(step, 79))]
+
+
+@dataclass
+class OneElement(Fault):
+    """One element of a weight changes on rank 1, as by a flipped bit."""
+
+    name: str
+    at: int
+    change: float = 1.0
+
+    @torch.no_grad()
+    def before_step(self, setup: Setup, step: int) -> None:
+        """Change it."""
+        if step == self.at and dist.get_rank() == 1:
+            setup.parameter(self.name).view(-1)[7] += self.change
+
+
+@dataclass
+class Unscaled(Fault):
+    """Inputs as bytes: from 0 to `top`, without a mean or a unit."""
+
+    top: float = 255.0
+
+    def data(self, setup: Setup, step: int) -> Batch:
+        """Scale and shift the inputs."""
+        x, y = setup.batch(step)
+        return ((x + 3) / 6).clamp(0, 1) * self.top, y
+
+
+@dataclass
+class SignFlips(Fault):
+    """From a step on what is minimized is the negative; the loss that is reported is not."""
+
+    at: int
+
+    def backward(self, loss: torch.Tensor, step: int) -> None:
+        """Go uphill."""
+        (-loss if step >= self.at else loss).backward()  # type: ignore[no-untyped-call]
+
+
+@dataclass
+class LossFlips(Fault):
+    """From a step on the loss has the other sign, for the optimizer and in the log."""
+
+    at: int
+
+    def begin(self, setup: Setup) -> None:
+        """Turn it around from that step on."""
+        own = setup.loss
+        self.now = 0
+        setup.loss = lambda given: -own(given) if self.now >= self.at else own(given)
+
+    def before_step(self, setup: Setup, step: int) -> None:  # noqa: ARG002
+        """Count."""
+        self.now = step
