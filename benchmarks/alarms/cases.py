@@ -11,8 +11,8 @@ from typing import Literal
 from benchmarks.alarms.kinds.setup import Fault, Setup
 from benchmarks.alarms.scenarios import Expectation
 
-Half = Literal["tuning", "held_back", "blind", "unseen", "audit"]
-HALVES: tuple[Half, ...] = ("tuning", "held_back", "blind", "unseen", "audit")
+Half = Literal["tuning", "held_back", "blind", "unseen", "audit", "sealed"]
+HALVES: tuple[Half, ...] = ("tuning", "held_back", "blind", "unseen", "audit", "sealed")
 SPLIT = Path(__file__).with_name("split.json")
 
 

@@ -22,6 +22,8 @@ from benchmarks.alarms.further_cases import FURTHER
 from benchmarks.alarms.healthy_cases import HEALTHY
 from benchmarks.alarms.practice_cases import PRACTICE_FAULTY, PRACTICE_HEALTHY
 from benchmarks.alarms.recording import KEPT_METRICS, KEPT_VERSIONS
+from benchmarks.alarms.sealed.faulty import SEALED_FAULTY
+from benchmarks.alarms.sealed.healthy import SEALED_HEALTHY
 from benchmarks.alarms.silent_cases import SILENT_FAULTY, SILENT_HEALTHY
 from benchmarks.alarms.unseen.faulty import UNSEEN_FAULTY
 from benchmarks.alarms.unseen.healthy import UNSEEN_HEALTHY
@@ -39,6 +41,7 @@ CASES: Final[dict[str, Case]] = {
         *(*BLIND_HEALTHY, *BLIND_FAULTY),
         *(*UNSEEN_HEALTHY, *UNSEEN_FAULTY),
         *(*AUDIT_HEALTHY, *AUDIT_FAULTY),
+        *(*SEALED_HEALTHY, *SEALED_FAULTY),
     )
 }
 KEPT_RANK_METRICS: Final = (*FIELDS, "loss", "reported_grad_norm", "norm_reports", "skipped_steps")

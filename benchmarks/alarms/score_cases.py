@@ -24,6 +24,7 @@ TITLES: dict[Half, str] = {
     "blind": "blind set",
     "unseen": "unseen set",
     "audit": "audit set",
+    "sealed": "sealed set",
 }
 RAISE = ("double the learning rate", "raise the learning rate", "increase the learning rate")
 LOWER = ("halve the learning rate", "lower the learning rate", "reduce the learning rate")
