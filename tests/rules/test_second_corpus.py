@@ -34,7 +34,9 @@ def test_the_corpus_has_enough_kinds_of_both_halves() -> None:
     assert {case.kind for case in CASES.values()} == set(halves())
     for half in HALVES:
         mine = [case for case in CASES.values() if case.half == half]
-        healthy, faulty = {"unseen": (20, 20), "audit": (30, 18)}.get(half, (40, 40))
+        healthy, faulty = {"unseen": (20, 20), "audit": (30, 18), "sealed": (30, 18)}.get(
+            half, (40, 40)
+        )
         assert sum(case.expected is None for case in mine) >= healthy
         assert sum(case.expected is not None for case in mine) >= faulty
 
@@ -46,6 +48,7 @@ def test_the_corpus_has_enough_kinds_of_both_halves() -> None:
         ("held_back", 0.05, 0.3),
         ("blind", 0.1, 0.3),
         ("audit", 0.05, 0.3),
+        ("sealed", 0.1, 0.3),
         ("unseen", 0.1, 0.5),  # not the goal of 0.3: half of its healthy runs look like a fault
     ],
 )
