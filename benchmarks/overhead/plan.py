@@ -20,7 +20,7 @@ from distmon.bench.machine import this_machine
 from distmon.bench.results import ResultsWriter
 from distmon.bench.training import Dtype, Workload
 
-GROWTH_RACE_S: Final = 40.0
+GROWTH_RACE_S: Final = 25.0
 """For one size of a workload that shows growth, in a quick run."""
 
 
