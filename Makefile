@@ -60,6 +60,7 @@ picture: $(STAMP) chromium
 bench: $(STAMP) $(NATIVE)
 	$(BIN)/python -m benchmarks.overhead --quick --out runs/bench
 	$(BIN)/python -m benchmarks.inside_cost --quick --out runs/bench
+	$(BIN)/python -m benchmarks.alarms.signal_cost
 
 bench-full: $(STAMP) $(NATIVE)
 	$(BIN)/python -m benchmarks.overhead --full --out runs/bench-full
