@@ -29,8 +29,8 @@ $(STAMP): $(BASE)
 install: $(STAMP) $(NATIVE)
 
 demo: $(BASE) $(NATIVE)
-	$(BIN)/torchrun --nproc-per-node 2 -- launch/train.py --monitor --steps 400 \
-	    --monitor.interval 50 --monitor.run-dir $(RUN)
+	$(BIN)/torchrun --nproc-per-node 2 -- launch/train.py --monitor --steps 600 \
+	    --monitor.run-dir $(RUN)
 	$(BIN)/distmon show $(RUN)
 	$(BIN)/distmon report $(RUN)
 	@echo "see it:  $(RUN)/report.html in a browser, or $(BIN)/distmon watch $(RUN) here"

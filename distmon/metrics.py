@@ -131,7 +131,7 @@ hardware/utilization | | mean over ranks of gpu_utilization | share of time with
 hardware/power | W | sum over ranks of power_watts | power drawn by the device
 hardware/temperature | C | max over ranks of temperature_c | temperature of the chip
 hardware/memory_fraction | | max over ranks | share of device memory in use by any process
-performance/monitor_seconds | s | max over ranks of monitor_seconds | the monitor's own time
+performance/monitor_seconds | s | max over ranks of monitor_seconds | what training lost, estimated
 performance/monitor_fraction | | max over ranks | its time in thread and kernels over training time
 performance/monitor_bytes | B | | bytes that one rank sends in one observation
 performance/monitor_collectives | | | collectives entered by one observation
@@ -189,7 +189,7 @@ step_seconds | s | | mean step time since the last record
 elapsed_seconds | s | | time since the last record
 tokens | tokens | | tokens since the last record
 samples | samples | | samples since the last record
-monitor_seconds | s | | the monitor's own time
+monitor_seconds | s | | what training lost, estimated
 monitor_step_seconds | s | | its part in steps that were not observed
 monitor_device_seconds | s | | time of its kernels on the device, of observations that have run
 monitor_wait_seconds | s | | time that it waited for other ranks, in neither of the two

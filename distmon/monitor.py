@@ -49,12 +49,13 @@ class Monitor(SettledParts):
         self._saved = SavedState(parts)
         names = ("before_step", "after_step", "check", "step")
         own = {name: untraced(getattr(self, name)) for name in names}
-        self.lane = idle_lane(parts, own, self._hint.step_called, parts.native)
+        prepare, stepped = untraced(self._prepare_step), self._hint.step_called
+        self.lane = idle_lane(parts, own, prepare, stepped, parts.native)
         for name, call in self.lane.calls.items():
             setattr(self, name, call)  # it calls the method unless the step is idle
         self.hooks = InstalledHooks()
         self.lifetime = Lifetime(parts, self.lane, self.hooks)
-        self._completion = StepCompletion(parts, self.lane, self.lifetime, self._hint.step_called)
+        self._completion = StepCompletion(parts, self.lane, self.lifetime, stepped)
 
     @property
     def closed(self) -> bool:
@@ -111,9 +112,10 @@ class Monitor(SettledParts):
             self.lane.settle()
             parts, begin = self.parts, time.perf_counter()
             parts.telemetry.optimizer_begins()
-            if parts.schedule.coming_is_observed:
+            observed = parts.schedule.coming_is_observed
+            if observed:
                 parts.cycle.arm(optimizer)
-                parts.cost.add_since(begin)
+            parts.cost.add_call(begin, idle=not observed)
         except Exception as error:
             self.faults.report("before_step", error)
 
@@ -132,7 +134,7 @@ class Monitor(SettledParts):
             parts.finite_watch.optimizer_stepped(parts.schedule.coming, optimizer)
             if optimizer in parts.cycle.armed:
                 parts.cycle.measure(optimizer, ran=True)
-                parts.cost.add_since(begin)
+            parts.cost.add_call(begin, idle=not parts.schedule.coming_is_observed)
         except Exception as error:
             self.faults.report("after_step", error)
 
@@ -146,7 +148,9 @@ class Monitor(SettledParts):
             return
         try:
             if not is_capturing(self._device):
+                begin = time.perf_counter()
                 self.finite_watch.report(self.schedule.coming, loss=loss, grad_norm=grad_norm)
+                self.parts.cost.add_call(begin, idle=True)
         except Exception as error:
             self.faults.report("check", error)
 
@@ -227,6 +231,17 @@ class Monitor(SettledParts):
             self.cycle.stop_together(stopped)
             self.close()
             raise stopped
+
+    def _prepare_step(self) -> None:
+        """Prepare the coming step after one that the lane has counted."""
+        if self.lifetime.closed:
+            return
+        try:
+            with self.lifetime.in_use:
+                if self.lifetime.begin_step():
+                    self._completion.prepare()
+        except Exception as error:
+            self.faults.report("step", error)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain values, small, independent of the number of ranks.

@@ -6,10 +6,14 @@ these threads is part of the monitor's cost.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
+
+_running: list[OwnThread] = []
+"""Those of this process that have not ended; a list is appended to, and removed from, at once."""
 
 
 class OwnThread(threading.Thread):
@@ -24,7 +28,11 @@ class OwnThread(threading.Thread):
         # for the time, and raises.
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        super().run()
+        _running.append(self)
+        try:
+            super().run()
+        finally:
+            _running.remove(self)
 
     def cpu_seconds(self) -> float:
         """Return the CPU time so far; 0 where it cannot be read."""
@@ -48,13 +56,19 @@ def run_within(seconds: float, work: Callable[[], Any], name: str) -> None:
 class ThreadCosts:
     """CPU time of all such threads of this process since the last reading."""
 
-    def __init__(self) -> None:
+    def __init__(self, period_s: float = 0.25) -> None:
+        """`period_s`: shortest time between two readings, each of which asks the system."""
         self._before: dict[OwnThread, float] = {}
+        self._period_s = period_s
+        self._read_at = -math.inf
         self.take()
 
     def take(self) -> float:
-        """Return the seconds since the last call."""
-        threads = [each for each in threading.enumerate() if isinstance(each, OwnThread)]
-        now = {thread: thread.cpu_seconds() for thread in threads}
+        """Return the seconds since the last reading; 0 where that was just now."""
+        clock = time.monotonic()
+        if clock - self._read_at < self._period_s:
+            return 0.0
+        self._read_at = clock
+        now = {thread: thread.cpu_seconds() for thread in [*_running]}
         before, self._before = self._before, now
         return sum(max(0.0, seconds - before.get(key, 0.0)) for key, seconds in now.items())

@@ -105,6 +105,48 @@ def test_importing_distmon_loads_no_optional_package() -> None:
     assert output.stdout.strip() == "[]"
 
 
+TRAINING_WITH_A_MONITOR = """
+import math, sys, torch, distmon
+
+blocks = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3))
+model = torch.nn.Sequential(*blocks)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+def train(monitor, steps):
+    for _ in range(steps):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor is not None:
+            monitor.check(grad_norm=1.0)
+            monitor.step(loss=loss, tokens=32)
+
+train(None, 1)
+sinks, (run_dir, writer) = ("console", "jsonl", "arrow", "tensorboard"), sys.argv[1:]
+monitor = distmon.attach(model, optimizer, interval=2, run_dir=run_dir, sinks=sinks, writer=writer)
+before = {*sys.modules}
+train(monitor, 5)
+monitor.evaluated(val_loss=0.5)
+train(monitor, 5)
+monitor.step(loss=math.nan)  # alerts at once
+train(monitor, 4)
+monitor.state_dict(), monitor.last_record
+print("imported:", sorted({*sys.modules} - before))
+monitor.close()
+"""
+
+
+@pytest.mark.parametrize("writer", ["process", "thread"])
+def test_nothing_is_imported_in_the_training_process_after_attach(
+    tmp_path: Path, writer: str
+) -> None:
+    """A first import holds a step for as long as the file system takes."""
+    arguments = [sys.executable, "-c", TRAINING_WITH_A_MONITOR, str(tmp_path / "run"), writer]
+    output = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "imported: []" in output.stdout
+
+
 PARALLELISMS = re.compile(
     r"[Ff][Ss][Dd][Pp]|fully_shard|DTensor|ZeRO|\bzero[0123]\b|\b[Pp]lacement|StridedShard"
     r"|\bDDP\b|\bddp\b|DistributedDataParallel"

@@ -30,8 +30,9 @@ from distmon.bench.contender import Session
 from distmon.bench.contenders import SAMPLED
 from distmon.bench.contenders.distmon_monitor import DistmonSession
 from distmon.bench.training import Training
-from distmon.probe.plan_rows import rows_by_parameter
-from distmon.sampling.plan import SamplePlan
+from distmon.monitor import Monitor
+from distmon.probe.plan_rows import offsets_by_parameter, rows_by_parameter
+from distmon.sampling.plan import SamplePlan, build_plan
 
 LOOP = """
 #include <stdint.h>
@@ -60,21 +61,21 @@ class ReadingLoop(Session):
 
     def __init__(self, plan: SamplePlan, parameters: list[torch.Tensor], folder: Path) -> None:
         self._parameters = parameters
-        self._weights = _sample_runs(plan, len(parameters))
+        self.weights = _sample_runs(plan, len(parameters))
         self._gradients = _gradient_runs(plan, [p.numel() for p in parameters])
         self._read = _compiled(folder)
         self.seconds = 0.0
-        self.runs = 2 * sum(len(r[0]) for r in self._weights) + sum(
-            len(r[0]) for r in (*self._weights, *self._gradients)
+        self.runs = 2 * sum(len(r[0]) for r in self.weights) + sum(
+            len(r[0]) for r in (*self.weights, *self._gradients)
         )
 
     def before_step(self) -> None:
         self.seconds = 0.0
-        self._time(self._at(self._weights, lambda p: p))
+        self._time(self._at(self.weights, lambda p: p))
 
     def after_step(self, loss: torch.Tensor) -> None:  # noqa: ARG002 (named by the base class)
-        weights = self._at(self._weights, lambda p: p)
-        sampled = self._at(self._weights, lambda p: p.grad)
+        weights = self._at(self.weights, lambda p: p)
+        sampled = self._at(self.weights, lambda p: p.grad)
         gradients = self._at(self._gradients, lambda p: p.grad)
         for runs in (weights, sampled, gradients):
             self._time(runs)
@@ -102,7 +103,9 @@ def _compiled(folder: Path) -> Callable[[int, int, int], float]:
         raise SystemExit("a C compiler is needed to compile the loop")
     source, library = folder / "loop.c", folder / "loop.so"
     source.write_text(LOOP)
-    options = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+    # Not -ffast-math: a library that is linked with it makes this process flush denormal numbers.
+    sums = ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]
+    options = ["-O3", "-march=native", *sums, "-shared", "-fPIC"]
     subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True)
     read = ctypes.CDLL(str(library)).read_runs
     read.argtypes = [ctypes.c_int64] * 3
@@ -110,11 +113,18 @@ def _compiled(folder: Path) -> Callable[[int, int, int], float]:
     return read
 
 
+def plan_of(monitor: Monitor) -> SamplePlan:
+    """Return the plan of a monitor again, with the offsets that its reader has freed."""
+    observer = monitor.cycle.observer
+    rows = observer.rows
+    return build_plan(rows.shards, rows.plan.reading, observer.config.seed, rows.device)
+
+
 def _sample_runs(plan: SamplePlan, parameters: int) -> list[Runs]:
     """Return the runs of the sample of each weight, which is that of its update."""
-    rows = rows_by_parameter(plan, parameters)
+    rows, slots_of = rows_by_parameter(plan, parameters), offsets_by_parameter(plan, parameters)
     found = []
-    for offsets, counts in zip(rows.offsets, rows.group_counts.tolist(), strict=True):
+    for offsets, counts in zip(slots_of, rows.group_counts.tolist(), strict=True):
         assert offsets is not None
         groups = offsets.view(GROUPS, -1).numpy().astype(np.int64)
         used = [slots[:count] for slots, count in zip(groups, counts, strict=True)]
@@ -155,8 +165,7 @@ def main() -> None:
         folder = Path(name)
         monitor = SAMPLED.attach(training.model, training.optimizer, folder)
         assert isinstance(monitor, DistmonSession)
-        plan = monitor.monitor.cycle.observer.rows.plan
-        loop = ReadingLoop(plan, list(training.model.parameters()), folder)
+        loop = ReadingLoop(plan_of(monitor.monitor), [*training.model.parameters()], folder)
         for number in range(-1, options.rounds):
             times = training.step(monitor)
             monitor.settle()

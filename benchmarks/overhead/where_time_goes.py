@@ -69,7 +69,9 @@ def profile(
 def _one_step(training: Training, session: MonitorSession) -> dict[str, float]:
     spent = {part: 0.0 for part, _, _ in PARTS}
     with _timed(session.monitor, spent):
+        session.bind()
         times = training.step(session)
+    session.bind()
     return {HOOKS: times.hooks, **spent}
 
 

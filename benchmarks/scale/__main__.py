@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from benchmarks.scale import __doc__ as usage
-from benchmarks.scale import host_time, parallelism, planning
+from benchmarks.scale import attaching, host_time, parallelism, planning
 
 COMMANDS = {
     "planning": planning.main,
+    "attach": attaching.main,
     "parallelism": parallelism.main,
     "host-time": host_time.main,
 }

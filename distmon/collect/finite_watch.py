@@ -95,7 +95,9 @@ class FiniteWatch:
             norm, share = local_norm(grad_norm)
             self._norm, self._norm_share = one_number(norm), share
             self._watch(GRAD_NORM, self._norm, step)
-        if loss is not None:
+        if type(loss) is float:
+            self._check(LOSS, loss, step, step)
+        elif loss is not None:
             self._watch(LOSS, local_loss(loss), step)
 
     def optimizer_stepped(self, step: int, optimizer: torch.optim.Optimizer | None) -> None:

@@ -38,6 +38,9 @@ class LossRing:
 
     def add(self, step: int, loss: float | torch.Tensor | None) -> None:
         """Append the loss of one step, or its absence. One that cannot be read raises."""
+        if type(loss) is float and self._device_values is None:  # as mostly on a CPU
+            self._append(step, True, loss)
+            return
         if loss is not None:
             loss = local_loss(loss)
         number: Arriving | float = 0.0
@@ -49,7 +52,10 @@ class LossRing:
                 cell.copy_(loss.detach().reshape(()), non_blocking=True)
             else:
                 cell.fill_(host_value(loss))
-        self._kept.append((step, loss is not None, number))
+        self._append(step, loss is not None, number)
+
+    def _append(self, step: int, given: bool, number: Arriving | float) -> None:
+        self._kept.append((step, given, number))
         self._newest = step
         self._added += 1
 
@@ -59,10 +65,8 @@ class LossRing:
             for step, loss in zip(steps, losses, strict=True):
                 self.add(step, loss)
             return
-        self._kept.extend(
-            (step, loss is not None, 0.0 if loss is None else loss)
-            for step, loss in zip(steps, losses, strict=True)
-        )
+        for step, loss in zip(steps, losses, strict=True):
+            self._kept.append((step, loss is not None, 0.0 if loss is None else loss))
         self._newest = steps[-1]
         self._added += len(steps)
 
@@ -82,10 +86,10 @@ class LossRing:
 
     def take(self) -> tuple[list[int], torch.Tensor | Floats, Floats]:
         """Return steps, values on their device, and 1 where a loss was given; clear the ring."""
-        steps, values = [step for step, _, _ in self._kept], self._values()
-        given = np.array([given for _, given, _ in self._kept], dtype=np.float64)
+        values = self._values()
+        steps, given, _ = zip(*self._kept, strict=True) if self._kept else ((), (), ())
         self._clear()
-        return steps, values, given
+        return [*steps], values, np.array(given, dtype=np.float64)
 
     def to_list(self) -> list[tuple[int, float | None]]:
         """Return steps and losses, None for a step without one. Waits for the device.
@@ -123,8 +127,7 @@ class LossRing:
     def _values(self) -> torch.Tensor | Floats:
         """Return the values in the order of the steps."""
         if self._device_values is None:
-            numbers = (number for _, _, number in self._kept)
-            values = [x if isinstance(x, float) else x.read() for x in numbers]
+            values = [x if isinstance(x, float) else x.read() for _, _, x in self._kept]
             return np.array(values, dtype=np.float64)
         oldest = self._added % self.capacity if self._added > self.capacity else 0
         return self._device_values.roll(-oldest)[: len(self._kept)]
@@ -196,7 +199,9 @@ class NumberSum:
 
     def add(self, value: Number | None) -> None:
         """Add a number, or nothing."""
-        if value is None:
+        if type(value) is float:  # as mostly: no function is called
+            self._host += value
+        if value is None or type(value) is float:
             return
         value = local_loss(value)
         if isinstance(value, torch.Tensor) and not value.is_cpu:

@@ -73,35 +73,46 @@ class Ownership:
         self._known.update(self._held)
         self._held = {}  # one tensor of an optimizer may hold shards of many parameters
         for i, shard in enumerate(self._shards):
-            for p in shard.parameters:
-                self._held.setdefault(id(p), []).append(i)
+            if shard.parameter is not None:
+                self._held.setdefault(id(shard.parameter), []).append(i)
         self._gates = [shard.gate for shard in self._shards]
-        self._holds = np.array([bool(shard.parameters) for shard in self._shards])
+        self._holds = np.array([shard.parameter is not None for shard in self._shards])
         self._found: dict[tuple[int, ...], NDArray[np.int64]] = {}
+        self._filled_for: tuple[list[bool], list[tuple[float, int]]] | None = None
+        """Which shards required gradients, and rates and rows of the groups, when it was filled."""
         self._groups_changed = False
         self._sets: dict[tuple[int, ...], frozenset[int]] = {}
 
     def columns(self) -> NDArray[np.float64]:
         """Return [parameters, 4] in the order of OWNERSHIP_COLUMNS; the next call overwrites it."""
+        required = [gate.requires_grad for gate in self._gates]
+        owned = [
+            (group.get("lr", math.nan), self._rows(group["params"])) for group in self._groups()
+        ]
+        rates = [(host_value(lr) if on_host(lr) else math.nan, id(rows)) for lr, rows in owned]
+        if self._filled_for != (required, rates):
+            self._fill(required, owned)
+            self._filled_for = required, rates
+        # Copied before a scheduler changes it.
+        self.device_rates = [
+            (rows, lr.detach().reshape(()).clone()) for lr, rows in owned if not on_host(lr)
+        ]
+        if owned:
+            self.first_lr = rates[0][0] if on_host(owned[0][0]) else self.device_rates[0][1]
+        return self._table
+
+    def _fill(
+        self, required: Sequence[bool], owned: Sequence[tuple[Number, NDArray[np.int64]]]
+    ) -> None:
+        """Write the table: mostly it is the same as at the last observation, and stays."""
         table = self._table
         table[:, 0] = self._holds
-        table[:, 1] = [gate.requires_grad for gate in self._gates]
-        table[:, 1] *= self._holds
+        table[:, 1] = np.logical_and(required, self._holds)
         table[:, 2:] = 0
-        self.device_rates = []
-        for number, group in enumerate(self._groups()):
-            lr, rows = group.get("lr", math.nan), self._rows(group["params"])
+        for lr, rows in owned:
             table[rows, 2] = 1
             if on_host(lr):
-                rate: Number = host_value(lr)
-                table[rows, LR_COLUMN] = rate
-            else:
-                there = lr.detach().reshape(()).clone()  # before a scheduler changes it
-                self.device_rates.append((rows, there))
-                rate = there
-            if number == 0:
-                self.first_lr = rate
-        return table
+                table[rows, LR_COLUMN] = host_value(lr)
 
     def rows_of(self, optimizer: torch.optim.Optimizer) -> frozenset[int]:
         """Return the rows of the parameters in the optimizer's param groups, as they are now."""

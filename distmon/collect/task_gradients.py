@@ -45,13 +45,14 @@ class TaskGradients:
         """Compute the gradients of all losses; keeps their graphs and does not touch `.grad`."""
         if not 2 <= len(losses) <= MOST_TASKS:
             raise DistmonError(f"task_losses takes 2 to {MOST_TASKS} losses, not {len(losses)}")
-        trained = [s for s in self._shards if s.requires_grad() and s.parameters]
+        owned = [(s, s.parameter) for s in self._shards if s.requires_grad()]
+        trained = [s for s, parameter in owned if parameter is not None]
         if any(s.sharding != "whole" for s in trained):
             raise DistmonError(
                 "task_losses needs parameters that are whole on every rank, not sharded"
             )
         names = tuple(sorted(losses))
-        inputs = [s.parameters[0] for s in trained]
+        inputs = [parameter for _, parameter in owned if parameter is not None]
         gradients = [
             torch.autograd.grad(losses[name], inputs, retain_graph=True, allow_unused=True)
             for name in names

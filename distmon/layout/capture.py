@@ -105,19 +105,20 @@ def _walk(
     by_module: defaultdict[int, list[FlattenedParameter]] = defaultdict(list)
     by_parameter: dict[int, FlattenedParameter] = {}
     flat_parameters = set()
-    modules = [*_modules(model)]
-    for flattened in flattened_parameters(module for _, module in modules):
+    # Without their names: these would be half of the memory that capturing takes.
+    modules = [module for _, module in _modules(model)]
+    for flattened in flattened_parameters(modules):
         flat_parameters.add(id(flattened.flat))
         if flattened.original is None:
             by_module[id(flattened.module)].append(flattened)
         else:
             by_parameter[id(flattened.original)] = flattened
-    reduced = _with_reduced_gradients(module for _, module in modules)
+    reduced = _with_reduced_gradients(modules)
     makers = _makers()
     known: dict[Hashable, Any] = {}
     seen: set[int] = set()
     root = weakref.ref(model)
-    for prefix, module in modules:
+    for prefix, module in _modules(model):
         name = clean_name(prefix)
         for flattened in by_module.get(id(module), ()):
             yield _join(name, flattened.name), partial(flat_shard, flattened=flattened)
@@ -137,8 +138,8 @@ def _walk(
             elif id(parameter) in by_parameter:
                 make = partial(flat_shard, flattened=by_parameter[id(parameter)])
             else:
-                path = (root, own_name if name == prefix else _join(prefix, own))
-                context = Context(path, id(parameter) in reduced, known)
+                path = own_name if name == prefix else _join(prefix, own)
+                context = Context(root, path, id(parameter) in reduced, known)
                 make = partial(_shard, makers, parameter, context)
             yield own_name, make
 

@@ -42,17 +42,26 @@ def shard_of(name: str, parameter: Any, context: Context) -> Shard | None:
     block = context.known.get(key)
     if block is None:
         block = context.known[key] = _block(name, parameter)
-    return _dtensor_shard(name, parameter, block, context.gradient_is_reduced, context.path)
+    return _dtensor_shard(
+        name, parameter, block, context.gradient_is_reduced, context.model, context.path
+    )
 
 
-def dtensor_shard(name: str, parameter: DTensor, gradient_is_reduced: bool) -> Shard:
+def dtensor_shard(
+    name: str,
+    parameter: DTensor,
+    gradient_is_reduced: bool,
+    model: weakref.ref[nn.Module] | None = None,
+    path: str = "",
+) -> Shard:
     """Return the shard of a parameter that is a DTensor.
 
     `gradient_is_reduced`: a wrapper reduces the gradient before the optimizer step. Otherwise a
     parameter that is replicated over a mesh dimension may end its backward with a partial gradient
     on every rank, as norm layers do under sequence parallelism.
     """
-    return _dtensor_shard(name, parameter, _block(name, parameter), gradient_is_reduced, None)
+    block = _block(name, parameter)
+    return _dtensor_shard(name, parameter, block, gradient_is_reduced, model, path)
 
 
 def _dtensor_shard(
@@ -60,66 +69,70 @@ def _dtensor_shard(
     parameter: DTensor,
     block: Block,
     gradient_is_reduced: bool,
-    path: tuple[weakref.ref[nn.Module], str] | None,
+    model: weakref.ref[nn.Module] | None,
+    path: str,
 ) -> Shard:
+    known: dict[str, Any] = {
+        "name": name,
+        "global_shape": block.shape,
+        "region": block.region,
+        "gate": parameter,
+        "parameter": parameter,
+        "sharding": block.sharding,
+        "may_be_partial": block.replicated and not gradient_is_reduced,
+        "model": model,
+        "path": path,
+        "finished": parameter._spec,
+    }
     inner = _inner_path(parameter)
-    tensors = _WrappedTensors(parameter, inner) if inner else _Tensors(parameter)
-    paths = (f"{REDUCED_PATHS[0]}.{inner}", REDUCED_PATHS[1]) if inner else REDUCED_PATHS
-    return Shard(
-        name=name,
-        global_shape=block.shape,
-        dtype=tensors.weight().dtype,
-        region=block.region,
-        weight=tensors.weight,
-        grad=tensors.grad,
-        gate=parameter,
-        grad_is_unreadable=tensors.grad_is_unreadable,
-        parameters=(parameter,),
-        paths=paths if gradient_is_reduced else None,
-        sharding=block.sharding,
-        may_be_partial=block.replicated and not gradient_is_reduced,
-        partial_count=tensors.partial_count,
-        path=path,
+    if inner:
+        paths = (f"{REDUCED_PATHS[0]}.{inner}", REDUCED_PATHS[1])
+        dtype = getattr(parameter._local_tensor, inner).dtype
+        return WrappedDTensorShard(
+            dtype=dtype, paths=paths if gradient_is_reduced else None, inner=inner, **known
+        )
+    return DTensorShard(
+        dtype=parameter._local_tensor.dtype,
+        paths=REDUCED_PATHS if gradient_is_reduced else None,
+        **known,
     )
 
 
-class _Tensors:
-    """Weight and gradient of one parameter.
+@dataclass(slots=True, kw_only=True, eq=False)
+class DTensorShard(Shard):
+    """A DTensor around an ordinary tensor.
 
     `_local_tensor` and not `to_local()`: 0.04 us instead of 4 to 16, for every parameter.
     """
 
-    __slots__ = ("_finished", "_parameter")
-
-    def __init__(self, parameter: DTensor) -> None:
-        self._parameter: Any = parameter
-        self._finished = parameter._spec
-        """What a gradient that needs no reduction had; comparing placements takes longer."""
+    parameter: Any
+    finished: Any
+    """Spec of a gradient that needs no reduction; comparing placements takes longer."""
 
     def weight(self) -> torch.Tensor:
-        local: torch.Tensor = self._parameter._local_tensor
+        local: torch.Tensor = self.parameter._local_tensor
         return local
 
     def grad(self) -> torch.Tensor | None:
-        gradient = self._parameter.grad
+        gradient = self.parameter.grad
         if gradient is None:
             return None
-        if gradient._spec is not self._finished:
-            if not _is_same_after_reduction(gradient.placements, self._parameter.placements):
+        if gradient._spec is not self.finished:
+            if not _is_same_after_reduction(gradient.placements, self.parameter.placements):
                 return None
             if not any(p.is_partial() for p in gradient.placements):
-                self._finished = gradient._spec
+                self.finished = gradient._spec
         return _waited(gradient)
 
     def grad_is_unreadable(self) -> bool:
-        gradient = self._parameter.grad
+        gradient = self.parameter.grad
         return gradient is not None and not _is_same_after_reduction(
-            gradient.placements, self._parameter.placements
+            gradient.placements, self.parameter.placements
         )
 
     def partial_count(self) -> int:
-        gradient = self._parameter.grad
-        if gradient is None or gradient._spec is self._finished:
+        gradient = self.parameter.grad
+        if gradient is None or gradient._spec is self.finished:
             return 1
         sizes = gradient.device_mesh.shape
         count = 1
@@ -128,17 +141,15 @@ class _Tensors:
         return count
 
 
-class _WrappedTensors(_Tensors):
-    """Of a parameter whose local tensor is a subclass around the weight."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class WrappedDTensorShard(DTensorShard):
+    """A DTensor whose local tensor is a subclass around the weight."""
 
-    __slots__ = ("_inner",)
-
-    def __init__(self, parameter: DTensor, inner: str) -> None:
-        super().__init__(parameter)
-        self._inner = inner
+    inner: str
+    """Attribute of the local tensor that holds the weight."""
 
     def weight(self) -> torch.Tensor:
-        tensor: torch.Tensor = getattr(self._parameter._local_tensor, self._inner)
+        tensor: torch.Tensor = getattr(self.parameter._local_tensor, self.inner)
         return tensor
 
 

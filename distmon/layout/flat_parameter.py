@@ -7,6 +7,7 @@ otherwise the FlatParameter itself; the shards are the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -54,41 +55,56 @@ def flattened_parameters(modules: Iterable[nn.Module]) -> Iterator[FlattenedPara
 def flat_shard(name: str, flattened: FlattenedParameter) -> Shard:
     """Return the shard of a flattened parameter."""
     flat, original = flattened.flat, flattened.original
-    shape = tuple(flat._shapes[flattened.number])
     region, begin, length = _location(flattened)
     owner = flat if original is None else original
-    base: torch.Tensor | None = None
-    view: torch.Tensor
-
-    def weight() -> torch.Tensor:
-        nonlocal base, view
-        # `_local_shard` is this rank's range even while the unit is unsharded; it exists from the
-        # first forward on.
-        local = getattr(flat, "_local_shard", flat.data) if flattened.sharded else flat.data
-        if base is None or base.data_ptr() != local.data_ptr():
-            base, view = local, local[begin : begin + length]
-        return view
-
-    def grad() -> torch.Tensor | None:
-        if original is not None:
-            gradient = original.grad
-            return None if gradient is None or not length else gradient.view(-1)
-        if flat.grad is None or not length:
-            return None
-        return flat.grad[begin : begin + length]  # type: ignore[no-any-return]
-
-    return Shard(
+    return FlatShard(
         name=name,
-        global_shape=shape,
+        global_shape=tuple(flat._shapes[flattened.number]),
         dtype=flat.dtype,
         region=region,
-        weight=weight,
-        grad=grad,
         gate=owner,
-        grad_is_unreadable=lambda: False,
-        parameters=(owner,),
+        parameter=owner,
         sharding="flat" if flattened.sharded else "whole",
+        flat=flat,
+        original=original,
+        is_sharded=flattened.sharded,
+        begin=begin,
+        length=length,
     )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FlatShard(Shard):
+    """A range of a FlatParameter."""
+
+    flat: Any
+    original: nn.Parameter | None
+    """See `FlattenedParameter.original`."""
+    is_sharded: bool
+    begin: int
+    length: int
+    base: torch.Tensor | None = None
+    """The vector that `view` is of."""
+    view: torch.Tensor | None = None
+    """What `weight` returned last."""
+
+    def weight(self) -> torch.Tensor:
+        # `_local_shard` is this rank's range even while the unit is unsharded; it exists from the
+        # first forward on.
+        flat = self.flat
+        local = getattr(flat, "_local_shard", flat.data) if self.is_sharded else flat.data
+        if self.view is None or self.base is None or self.base.data_ptr() != local.data_ptr():
+            self.base = local
+            self.view = local[self.begin : self.begin + self.length]
+        return self.view
+
+    def grad(self) -> torch.Tensor | None:
+        if self.original is not None:
+            gradient = self.original.grad
+            return None if gradient is None or not self.length else gradient.view(-1)
+        if self.flat.grad is None or not self.length:
+            return None
+        return self.flat.grad[self.begin : self.begin + self.length]  # type: ignore[no-any-return]
 
 
 def _location(flattened: FlattenedParameter) -> tuple[Region, int, int]:

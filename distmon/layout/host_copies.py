@@ -7,29 +7,42 @@ waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from distmon.layout.shard import Shard
+from distmon.layout.shard import Shard, description
 
 
-def copied_to_host(shard: Shard) -> Shard:
+@dataclass(slots=True, kw_only=True, eq=False)
+class HostCopy(Shard):
+    """A shard whose tensors are copies on the host."""
+
+    copied: ClassVar[bool] = True
+    shard: Shard
+    """The shard on the device."""
+
+    def weight(self) -> torch.Tensor:
+        return self.shard.weight().detach().cpu()
+
+    def grad(self) -> torch.Tensor | None:
+        return _copy(self.shard.grad())
+
+    def sparse_grad(self) -> torch.Tensor | None:
+        return _copy(self.shard.sparse_grad())
+
+    def grad_is_unreadable(self) -> bool:
+        return self.shard.grad_is_unreadable()
+
+    def partial_count(self) -> int:
+        return self.shard.partial_count()
+
+
+def copied_to_host(shard: Shard) -> HostCopy:
     """Return a shard whose tensors are copies on the host; the parameters stay what they are."""
-    return replace(
-        shard,
-        weight=lambda: shard.weight().detach().cpu(),
-        grad=_copied(shard.grad),
-        sparse_grad=_copied(shard.sparse_grad),
-        paths=None,
-        copied=True,
-    )
+    return HostCopy(**{**description(shard), "paths": None}, shard=shard)
 
 
-def _copied(read: Callable[[], torch.Tensor | None]) -> Callable[[], torch.Tensor | None]:
-    def copy() -> torch.Tensor | None:
-        tensor = read()
-        return None if tensor is None else tensor.detach().cpu()
-
-    return copy
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().cpu()

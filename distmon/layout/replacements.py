@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from distmon.layout.host_copies import copied_to_host
+from distmon.layout.host_copies import HostCopy, copied_to_host
 from distmon.layout.plain import plain_shard
 from distmon.layout.shard import REDUCED_PATHS, Shard, absent_shard
 
@@ -31,29 +32,30 @@ class ParameterIdentities:
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
-        self._links: list[tuple[dict[str, Any], str, object]] = []
-        """Where a module or parameter is held, under which name, and what is expected there."""
+        self._links: tuple[tuple[dict[str, Any], ...], tuple[str, ...], tuple[object, ...]]
+        """Where modules and parameters are held, under which names, and what is expected there."""
         self._find_links(shards)
 
     def replaced(self, shards: Sequence[Shard]) -> list[Replacement]:
         """Return the parameters that were replaced since the last call."""
-        if all(held.get(name) is expected for held, name, expected in self._links):
+        held, at, expected = self._links
+        if all(map(operator.is_, map(dict.get, held, at), expected)):
             return []
         found: list[Replacement] = []
-        names = {id(p): shard.name for shard in shards for p in shard.parameters[:1]}
+        names = {id(p): shard.name for shard in shards if (p := shard.parameter) is not None}
         sharded: dict[int, torch.Tensor] | None = None
         followed = [*shards]
         for i, shard in enumerate(shards):
-            model = None if shard.path is None else shard.path[0]()
-            if shard.path is not None and model is not None:
-                now = _parameter_at(model, shard.path[1])
+            model, before = _model_of(shard), shard.parameter
+            if model is not None and before is not None:
+                now = _parameter_at(model, shard.path)
                 if _is_put_aside(shard, now):
                     sharded = _sharded_parameters(model) if sharded is None else sharded
-                    now = sharded.get(id(now), shard.parameters[0])
-                if now is not shard.parameters[0] and not _is_lent(shard.parameters[0], now):
+                    now = sharded.get(id(now), before)
+                if now is not before and not _is_lent(before, now):
                     found.append(_follow(i, shard, now, names.get(id(now))))
                     followed[i] = found[-1].shard
-                    if followed[i].parameters:
+                    if followed[i].parameter is not None:
                         names[id(now)] = shard.name
         self._find_links(followed)
         return found
@@ -61,25 +63,23 @@ class ParameterIdentities:
     def _find_links(self, shards: Sequence[Shard]) -> None:
         links: dict[tuple[int, str], tuple[dict[str, Any], str, object]] = {}
         for shard in shards:
-            if shard.path is None:
-                continue
-            model, path = shard.path
-            module = model()
+            module = _model_of(shard)
             if module is None:
                 continue
-            *modules, name = path.split(".")
+            *modules, name = shard.path.split(".")
             for child in modules:
                 inner = module._modules[child]
                 links[id(module), child] = (module._modules, child, inner)
                 assert inner is not None
                 module = inner
-            links[id(module), name] = (module._parameters, name, shard.parameters[0])
-        self._links = [*links.values()]
+            links[id(module), name] = (module._parameters, name, shard.parameter)
+        held, at, expected = zip(*links.values(), strict=True) if links else ((), (), ())
+        self._links = held, at, expected
 
 
 def describe_added(added: Sequence[torch.Tensor], shards: Sequence[Shard]) -> str:
     """Return a sentence about parameters that an optimizer got after attach: they have no row."""
-    models = {id(model): model for shard in shards if shard.path and (model := shard.path[0]())}
+    models = {id(model): model for shard in shards if (model := _model_of(shard)) is not None}
     names = {id(p): name for model in models.values() for name, p in model.named_parameters()}
     found = [names.get(id(p), f"a tensor of shape {tuple(p.shape)}") for p in added]
     listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
@@ -91,14 +91,18 @@ def describe_added(added: Sequence[torch.Tensor], shards: Sequence[Shard]) -> st
 
 def _like(old: Shard, now: Any) -> Shard:
     """Return the shard of a parameter that took the place of another of its kind."""
-    if old.copied:
-        return copied_to_host(_like(replace(old, copied=False), now))
+    if isinstance(old, HostCopy):
+        return copied_to_host(_like(old.shard, now))
     if not hasattr(now, "_spec"):
-        return plain_shard(old.name, now, old.path)
+        return plain_shard(old.name, now, old.model, old.path)
     from distmon.layout.dtensor import dtensor_shard
 
-    shard = dtensor_shard(old.name, now, old.paths is not None)
-    return replace(shard, path=old.path)
+    return dtensor_shard(old.name, now, old.paths is not None, old.model, old.path)
+
+
+def _model_of(shard: Shard) -> nn.Module | None:
+    """Return the model that has the shard's parameter at its path."""
+    return None if shard.model is None else shard.model()
 
 
 def _parameter_at(model: nn.Module, path: str) -> torch.Tensor | None:
@@ -128,7 +132,7 @@ def _is_put_aside(shard: Shard, now: torch.Tensor | None) -> bool:
     """
     if shard.paths is None or shard.paths[1] != REDUCED_PATHS[1] or now is None:
         return False
-    return now is not shard.parameters[0] and not _is_placed_alike(now, shard.parameters[0])
+    return now is not shard.parameter and not _is_placed_alike(now, shard.parameter)
 
 
 def _sharded_parameters(model: nn.Module) -> dict[int, torch.Tensor]:
@@ -155,7 +159,8 @@ def _follow(
     index: int, old: Shard, now: torch.Tensor | None, other_name: str | None
 ) -> Replacement:
     """Return what became of a parameter; `other_name` has the one in its place if it is read."""
-    before = old.parameters[0]
+    before = old.parameter
+    assert before is not None
     advice = "is no longer monitored: attach again to monitor it"
     if now is None:
         change = "was removed from its module"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields
 from math import prod
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import torch
@@ -115,19 +116,13 @@ def region_of_box(shape: tuple[int, ...], offset: tuple[int, ...], size: tuple[i
     return Box(shape, offset, size)
 
 
-def _one() -> int:
-    return 1
-
-
-def _none() -> None:
-    return None
-
-
 @dataclass(slots=True)
 class Context:
     """What is known of a parameter besides itself, while the shards of a model are listed."""
 
-    path: tuple[weakref.ref[nn.Module], str] | None = None
+    model: weakref.ref[nn.Module] | None = None
+    """See `Shard.model`."""
+    path: str = ""
     """See `Shard.path`."""
     gradient_is_reduced: bool = False
     """Whether a wrapper reduces the gradient before the optimizer step."""
@@ -135,46 +130,65 @@ class Context:
     """What parameters of one kind have in common, by kind; each is found once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+@dataclass(slots=True, kw_only=True, eq=False)
+class Shard(ABC):
     """One parameter as seen from this rank.
 
-    `weight()` and `grad()` return the current local tensors, without copying unless `copied`;
-    `grad()` is None when the parameter has no gradient, or none that can be read element by
-    element; then `grad_is_unreadable()` returns True. The offsets of `region` count elements in
-    logical order, whatever the strides of the local tensors.
+    Each kind of parameter has a class of its own, which reads the current local tensors. The
+    offsets of `region` count elements in logical order, whatever the strides of these tensors.
+    There is one for every parameter of a model, 100 000 of them in some: what parameters of one
+    kind have in common is shared, and nothing is kept in closures or dictionaries.
     """
+
+    copied: ClassVar[bool] = False
+    """Whether `weight()` and `grad()` return copies on the host; see `host_copies.py`."""
 
     name: str
     global_shape: tuple[int, ...]
     dtype: torch.dtype
     region: Region
-    weight: Callable[[], torch.Tensor]
-    grad: Callable[[], torch.Tensor | None]
     gate: torch.Tensor
     """The tensor whose `requires_grad` says whether the parameter is trained."""
-    grad_is_unreadable: Callable[[], bool]
-    parameters: tuple[torch.Tensor, ...]
-    """The tensors that an optimizer may own for this shard; empty for an absent shard."""
-    sparse_grad: Callable[[], torch.Tensor | None] = _none
-    """Returns the gradient where it is a sparse COO tensor, which is read through its values."""
+    parameter: torch.Tensor | None
+    """The tensor that an optimizer may own for this shard; None for an absent shard."""
     paths: tuple[str, str] | None = None
-    """Attribute paths from `parameters[0]` to weight ("" for itself) and gradient, for the native
+    """Attribute paths from `parameter` to weight ("" for itself) and gradient, for the native
     probe; None where `weight()` and `grad()` do more than read attributes."""
     sharding: str = ""
     """Shards with the same sharding are replicated over the same ranks, if at all."""
     may_be_partial: bool = False
     """Whether the gradient may be partial, that is, still has to be added over ranks."""
-    partial_count: Callable[[], int] = _one
-    """Returns the number of ranks whose partial gradients add up to the true one; 1 when the
-    gradient is complete."""
+    model: weakref.ref[nn.Module] | None = None
+    """The model, where `path` leads to the trained parameter in it, or, with a wrapper that shards,
+    at times to another kind of tensor. A weak reference: a monitor ends with its model."""
+    path: str = ""
+    """Path of the parameter in `model`."""
 
-    copied: bool = False
-    """Whether `weight()` and `grad()` return copies on the host; see `host_copies.py`."""
-    path: tuple[weakref.ref[nn.Module], str] | None = None
-    """The model and the parameter's path in it, where that leads to the trained parameter, or, with
-    a wrapper that shards, at times to another kind of tensor. A weak reference: a monitor ends with
-    its model."""
+    @abstractmethod
+    def weight(self) -> torch.Tensor:
+        """Return the current local weight, without copying unless `copied`."""
+
+    @abstractmethod
+    def grad(self) -> torch.Tensor | None:
+        """Return the current local gradient, without copying unless `copied`.
+
+        None when the parameter has no gradient, or none that can be read element by element.
+        """
+
+    def grad_is_unreadable(self) -> bool:
+        """Return whether there is a gradient that `grad` and `sparse_grad` cannot return."""
+        return False
+
+    def sparse_grad(self) -> torch.Tensor | None:
+        """Return the gradient where it is a sparse COO tensor, which is read through its values."""
+        return None
+
+    def partial_count(self) -> int:
+        """Return the number of ranks whose partial gradients add up to the true one.
+
+        1 when the gradient is complete.
+        """
+        return 1
 
     def requires_grad(self) -> bool:
         """Return whether the parameter is trained now; it may change during a run."""
@@ -186,6 +200,24 @@ class Shard:
         return prod(self.global_shape)
 
 
+def description(shard: Shard) -> dict[str, Any]:
+    """Return the fields that every kind of shard has, for another shard of the same parameter."""
+    return {each.name: getattr(shard, each.name) for each in fields(Shard)}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AbsentShard(Shard):
+    """A parameter that only other ranks hold, as of another pipeline stage."""
+
+    empty: torch.Tensor
+
+    def weight(self) -> torch.Tensor:
+        return self.empty
+
+    def grad(self) -> None:
+        return None
+
+
 def absent_shard(
     name: str,
     global_shape: tuple[int, ...],
@@ -195,18 +227,15 @@ def absent_shard(
     requires_grad: bool,
     may_be_partial: bool = False,
 ) -> Shard:
-    """Return the shard of a parameter that only other ranks hold, as of another pipeline stage."""
-    empty = torch.empty(0, dtype=dtype, device=device)
-    return Shard(
+    """Return the shard of a parameter that only other ranks hold."""
+    return AbsentShard(
         name=name,
         global_shape=global_shape,
         dtype=dtype,
         region=EMPTY_REGION,
-        weight=lambda: empty,
-        grad=lambda: None,
         gate=torch.empty(0, device=device, requires_grad=requires_grad),
-        grad_is_unreadable=lambda: False,
-        parameters=(),
+        parameter=None,
         sharding="absent",
         may_be_partial=may_be_partial,
+        empty=torch.empty(0, dtype=dtype, device=device),
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from distmon.layout.plain import plain_shard
-from distmon.layout.shard import Context, Shard
+from distmon.layout.plain import PlainShard, plain_shard
+from distmon.layout.shard import Context, Shard, description
 
 
 def shard_of(name: str, parameter: Any, _: Context) -> Shard | None:
@@ -20,13 +20,21 @@ def shard_of(name: str, parameter: Any, _: Context) -> Shard | None:
     inner = inner_name(parameter)
     if inner is None:
         return None
+    known = description(plain_shard(name, parameter))
+    known |= {"dtype": getattr(parameter, inner).dtype, "paths": (inner, "grad")}
+    return WrappedShard(inner=inner, **known)
 
-    def weight() -> torch.Tensor:
-        tensor: torch.Tensor = getattr(parameter, inner)
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WrappedShard(PlainShard):
+    """A subclass around the weight."""
+
+    inner: str
+    """Attribute that holds the weight."""
+
+    def weight(self) -> torch.Tensor:
+        tensor: torch.Tensor = getattr(self.parameter, self.inner)
         return tensor
-
-    shard = plain_shard(name, parameter)
-    return replace(shard, dtype=weight().dtype, weight=weight, paths=(inner, "grad"))
 
 
 def inner_name(parameter: Any) -> str | None:

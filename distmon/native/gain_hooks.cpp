@@ -75,11 +75,6 @@ struct State {
     }
   }
 
-  void add_seconds_since(double begin) {
-    const std::lock_guard<std::mutex> guard(mutex);
-    seconds += seconds_now() - begin;
-  }
-
   Ends copy(const Ends& ends) {
     const std::lock_guard<std::mutex> guard(mutex);
     return ends;
@@ -249,7 +244,6 @@ void hook_origin(const std::shared_ptr<State>& state, const at::Tensor& tensor, 
 }
 
 PyObject* hook_value(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  const double begin = seconds_now();
   if (count != 3) {
     PyErr_SetString(PyExc_TypeError, "hook takes three arguments");
     return nullptr;
@@ -268,7 +262,6 @@ PyObject* hook_value(PyObject* self, PyObject* const* arguments, Py_ssize_t coun
     Py_RETURN_FALSE;
   }
   hook_origin(state, *tensor, {block, side});
-  state->add_seconds_since(begin);
   Py_RETURN_TRUE;
 }
 
@@ -304,6 +297,45 @@ PyObject* read_cells(PyObject* self, PyObject* out) {
     std::copy_n(state.cells[block].data(), 4, cells + 4 * block);
   }
   Py_RETURN_NONE;
+}
+
+// Writes squared norm and count on both sides of every block, and 1, to a row of five each.
+PyObject* put_rows(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  constexpr int64_t columns = 5;
+  State& state = state_of(self);
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "put takes two arguments");
+    return nullptr;
+  }
+  TensorMemory memory;
+  if (!find_cpu_memory(arguments[0], memory) || memory.code != fp64) {
+    Py_RETURN_FALSE;
+  }
+  Buffers buffers;
+  const auto* const rows =
+      buffers.read<int64_t>(arguments[1], static_cast<Py_ssize_t>(state.cells.size()));
+  if (buffers.failed()) {
+    return nullptr;
+  }
+  for (size_t block = 0; block < state.cells.size(); ++block) {
+    if (rows[block] < 0 || rows[block] >= memory.numel / columns) {
+      PyErr_SetString(PyExc_IndexError, "there is no such row");
+      return nullptr;
+    }
+  }
+  auto* const out = reinterpret_cast<double*>(memory.address);
+  std::fill_n(out, memory.numel, 0.0);
+  const std::lock_guard<std::mutex> guard(state.mutex);
+  for (size_t block = 0; block < state.cells.size(); ++block) {
+    const auto& cell = state.cells[block];
+    double* const row = out + columns * rows[block];
+    for (int side = 0; side < 2; ++side) {
+      row[2 * side] = cell[2 * side] * cell[2 * side];
+      row[2 * side + 1] = cell[2 * side + 1];
+    }
+    row[columns - 1] = 1;
+  }
+  Py_RETURN_TRUE;
 }
 
 PyObject* take_seconds(PyObject* self, PyObject*) {
@@ -342,6 +374,10 @@ PyObject* guarded_read_cells(PyObject* self, PyObject* out) {
   return guarded([&] { return read_cells(self, out); });
 }
 
+PyObject* guarded_put_rows(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] { return put_rows(self, arguments, count); });
+}
+
 PyMethodDef methods[] = {
     {"hook", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(guarded_hook_value)), METH_FASTCALL,
      "hook(value, block, side) -> bool: whether the gradient of its tensor is measured now."},
@@ -350,6 +386,8 @@ PyMethodDef methods[] = {
     {"clear", guarded_clear_cells, METH_NOARGS, "Set all norms and counts to 0."},
     {"read", guarded_read_cells, METH_O,
      "read(out): norm and count on both sides of every block, float64 [blocks, 2, 2]."},
+    {"put", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(guarded_put_rows)), METH_FASTCALL,
+     "put(into, rows) -> bool: write what is sent of every block to its row of a table."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -12,6 +12,7 @@ struct GradientRow {
   int64_t count = 0;  // 0: the gradient is not sampled by runs
 };
 
-// Replaces the gradient columns of the rows that have runs and a gradient. Does not throw.
+// Replaces the gradient columns of the rows that have runs and a gradient.
 void fill_gradient_runs(
-    const GradientRow* rows, int64_t count, const double* applied, double* sums, float* maxima);
+    const GradientRow* rows, int64_t count, int threads, const double* applied, double* sums,
+    float* maxima);

@@ -1,5 +1,6 @@
 // IdleLane: the steps between observations. Counts a step and keeps its loss and gradient norm, and
-// leaves everything else to Python: observed steps, numbers that are not finite, unusual arguments.
+// leaves everything else to Python: observed steps, numbers that are not finite, unusual arguments,
+// and what is to be prepared for the step at the limit.
 //
 // What it has counted is taken over by Python before anything there looks at it.
 
@@ -10,13 +11,12 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "element_values.h"
 #include "guard.h"
-#include "lists.h"
 #include "native.h"
 #include "tensor_memory.h"
 
@@ -107,24 +107,38 @@ struct Arguments {
 constexpr int most_phases = 8;
 using PhaseSeconds = std::array<double, most_phases>;  // seconds of one step in each phase
 
+struct Counted {
+  int64_t step;
+  double loss;
+  bool has_loss;
+};
+
 // What was counted since Python took it over.
 struct Pending {
-  std::vector<int64_t> steps;
-  std::vector<double> losses;
-  std::vector<bool> given;
+  std::vector<Counted> steps;
   double last = 0, seconds = 0;
   double tokens = 0, samples = 0;
   double loss_sum = 0, norm = 0;
   int64_t loss_count = 0, norm_reports = 0, reports_of_step = 0, stepped = 0;
   bool has_norm = false, touched = false;
   std::vector<PhaseSeconds> phases;  // of each step, the newest ones
+
+  // Keeps the memory.
+  void start_over() {
+    Pending fresh;
+    fresh.steps.swap(steps);
+    fresh.phases.swap(phases);
+    fresh.steps.clear();
+    fresh.phases.clear();
+    *this = std::move(fresh);
+  }
 };
 
 struct IdleLane {
   PyObject_HEAD
-  PyObject* fallback;  // tuple of callables: before_step, after_step, check, step
+  PyObject* fallback;  // tuple of callables: before_step, after_step, check, step, prepare
   PyObject* lr;        // the newest that was reported, or nullptr
-  Pending* pending;
+  Pending pending;     // in here, as few pages as possible: after a training step none is in a cache
   bool open;
   bool expects_optimizer;  // a step without one was skipped
   bool in_phases;          // the phases of the steps are measured
@@ -135,9 +149,12 @@ struct IdleLane {
   int optimizer_phase, other_phase;
   size_t kept_phases;      // steps whose phases are kept
   int64_t completed, stride, limit, optimizers, most_losses;
+  double call_seconds;     // in calls that were passed on, until they are asked for
+  double idle_call_seconds;  // in those of them that Python calls idle
+  bool call_is_idle;         // the present one
 };
 
-enum Entry { before_entry, after_entry, check_entry, step_entry };
+enum Entry { before_entry, after_entry, check_entry, step_entry, prepare_entry };
 
 IdleLane& lane_of(PyObject* self) {
   return *reinterpret_cast<IdleLane*>(self);
@@ -145,7 +162,14 @@ IdleLane& lane_of(PyObject* self) {
 
 PyObject* call_python(
     IdleLane& lane, Entry entry, PyObject* const* values, Py_ssize_t count, PyObject* names) {
-  return PyObject_Vectorcall(PyTuple_GET_ITEM(lane.fallback, entry), values, count, names);
+  const double begin = seconds_now();
+  lane.call_is_idle = false;
+  PyObject* const result =
+      PyObject_Vectorcall(PyTuple_GET_ITEM(lane.fallback, entry), values, count, names);
+  const double seconds = seconds_now() - begin;
+  lane.call_seconds += seconds;
+  lane.idle_call_seconds += lane.call_is_idle ? seconds : 0.0;
+  return result;
 }
 
 void switch_phase(IdleLane& lane, int phase, double now) {
@@ -162,15 +186,15 @@ bool begin_phase(IdleLane& lane, int phase) {
   if (lane.in_phases && phase != lane.phase) {
     const double begin = seconds_now();
     switch_phase(lane, phase, begin);
-    lane.pending->touched = true;
-    lane.pending->seconds += seconds_now() - begin;
+    lane.pending.touched = true;
+    lane.pending.seconds += seconds_now() - begin;
   }
   return true;
 }
 
 void end_phases_of_step(IdleLane& lane, double now) {
   switch_phase(lane, lane.other_phase, now);
-  std::vector<PhaseSeconds>& kept = lane.pending->phases;
+  std::vector<PhaseSeconds>& kept = lane.pending.phases;
   if (kept.size() < lane.kept_phases) {
     kept.push_back(lane.spent);  // there is room
   } else if (!kept.empty()) {
@@ -214,10 +238,10 @@ PyObject* before_step(
 PyObject* after_step(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   IdleLane& lane = lane_of(self);
   PyObject* const optimizer = count > 0 ? values[0] : Py_None;
-  if (lane.open && names == nullptr && lane.pending->stepped < lane.optimizers &&
+  if (lane.open && names == nullptr && lane.pending.stepped < lane.optimizers &&
       !may_be_skipped(optimizer) && begin_hook_phase(lane, lane.other_phase)) {
-    ++lane.pending->stepped;
-    lane.pending->touched = true;
+    ++lane.pending.stepped;
+    lane.pending.touched = true;
     Py_RETURN_NONE;
   }
   return call_python(lane, after_entry, values, count > 1 ? 1 : count, count > 1 ? nullptr : names);
@@ -257,7 +281,7 @@ PyObject* check(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObj
       given.samples.there || given.lr != nullptr || given.step >= 0) {
     return call_python(lane, check_entry, values, count, names);
   }
-  add_signals(*lane.pending, given);
+  add_signals(lane.pending, given);
   Py_RETURN_NONE;
 }
 
@@ -267,19 +291,17 @@ PyObject* step(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObje
     return call_python(lane, step_entry, values, count, names);
   }
   const double begin = seconds_now();
-  Pending& pending = *lane.pending;
+  Pending& pending = lane.pending;
   Arguments given;
   const bool readable = read_arguments(given, values, count, names);
   const int64_t number = given.step < 0 ? lane.completed + 1 : given.step;
   const int64_t stride = number - lane.completed;
-  if (!readable || stride < 1 || number >= lane.limit || number + stride >= lane.limit ||
+  if (!readable || stride < 1 || number >= lane.limit ||
       (lane.expects_optimizer && pending.stepped == 0) ||
       static_cast<int64_t>(pending.steps.size()) >= lane.most_losses) {
     return call_python(lane, step_entry, values, count, names);
   }
-  pending.steps.push_back(number);
-  pending.losses.push_back(given.loss.value);
-  pending.given.push_back(given.loss.there);
+  pending.steps.push_back({number, given.loss.value, given.loss.there});
   add_signals(pending, given);
   pending.reports_of_step = pending.norm_reports;
   pending.norm_reports = 0;
@@ -297,6 +319,9 @@ PyObject* step(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObje
     end_phases_of_step(lane, end);
   }
   pending.seconds += end - begin;
+  if (number + stride >= lane.limit) {
+    return call_python(lane, prepare_entry, nullptr, 0, nullptr);
+  }
   Py_RETURN_NONE;
 }
 
@@ -310,11 +335,11 @@ PyObject* guarded_step(
   return guarded([&] { return step(self, values, count, names); });
 }
 
-PyObject* list_of_losses(const Pending& pending) {
-  PyObject* const list = PyList_New(static_cast<Py_ssize_t>(pending.losses.size()));
-  for (size_t i = 0; list != nullptr && i < pending.losses.size(); ++i) {
-    PyObject* const item =
-        pending.given[i] ? PyFloat_FromDouble(pending.losses[i]) : Py_NewRef(Py_None);
+template <typename Make>
+PyObject* list_of(const std::vector<Counted>& steps, const Make& make) {
+  PyObject* const list = PyList_New(static_cast<Py_ssize_t>(steps.size()));
+  for (size_t i = 0; list != nullptr && i < steps.size(); ++i) {
+    PyObject* const item = make(steps[i]);
     if (item == nullptr) {
       Py_DECREF(list);
       return nullptr;
@@ -322,6 +347,14 @@ PyObject* list_of_losses(const Pending& pending) {
     PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
   }
   return list;
+}
+
+PyObject* number_of(const Counted& counted) {
+  return PyLong_FromLongLong(counted.step);
+}
+
+PyObject* loss_of(const Counted& counted) {
+  return counted.has_loss ? PyFloat_FromDouble(counted.loss) : Py_NewRef(Py_None);
 }
 
 PyObject* list_of_seconds(const PhaseSeconds& seconds) {
@@ -361,20 +394,16 @@ PyObject* phases_of(const IdleLane& lane, const Pending& pending) {
 
 // None when nothing was counted.
 PyObject* take(IdleLane& lane) {
-  if (!lane.pending->touched) {
+  if (!lane.pending.touched) {
     Py_RETURN_NONE;
   }
   // Taken away first: making objects may run the garbage collector, and with it any Python code.
-  Pending fresh;
-  fresh.steps.reserve(lane.pending->steps.capacity());
-  fresh.losses.reserve(lane.pending->losses.capacity());
-  fresh.given.reserve(lane.pending->given.capacity());
-  fresh.phases.reserve(lane.pending->phases.capacity());
-  const Pending pending = std::exchange(*lane.pending, std::move(fresh));
+  const Pending pending = lane.pending;
+  lane.pending.start_over();
   PyObject* const lr = std::exchange(lane.lr, nullptr);
   const auto stride = static_cast<long long>(lane.stride);
-  PyObject* const steps = list_of(pending.steps);
-  PyObject* const losses = steps == nullptr ? nullptr : list_of_losses(pending);
+  PyObject* const steps = list_of(pending.steps, number_of);
+  PyObject* const losses = steps == nullptr ? nullptr : list_of(pending.steps, loss_of);
   PyObject* const phases = losses == nullptr ? nullptr : phases_of(lane, pending);
   if (phases == nullptr) {
     Py_XDECREF(losses);
@@ -404,6 +433,17 @@ PyObject* take_and_shut(PyObject* self, PyObject*) {
   });
 }
 
+PyObject* take_call_seconds(PyObject* self, PyObject*) {
+  IdleLane& lane = lane_of(self);
+  return Py_BuildValue(
+      "(dd)", std::exchange(lane.call_seconds, 0.0), std::exchange(lane.idle_call_seconds, 0.0));
+}
+
+PyObject* call_is_idle(PyObject* self, PyObject*) {
+  lane_of(self).call_is_idle = true;
+  Py_RETURN_NONE;
+}
+
 PyObject* open_until(PyObject* self, PyObject* arguments) {
   long long completed, stride, limit;
   int expects_optimizer, in_phases;
@@ -426,7 +466,8 @@ PyObject* open_until(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-PyObject* mark(PyObject* self, PyObject* phase) {
+template <typename Begin>
+PyObject* mark_phase(PyObject* self, PyObject* phase, const Begin& begin) {
   return guarded([&]() -> PyObject* {
     const long number = PyLong_AsLong(phase);
     if (number < 0 || number >= most_phases) {
@@ -435,8 +476,16 @@ PyObject* mark(PyObject* self, PyObject* phase) {
       }
       return nullptr;
     }
-    return PyBool_FromLong(begin_phase(lane_of(self), static_cast<int>(number)));
+    return PyBool_FromLong(begin(lane_of(self), static_cast<int>(number)));
   });
+}
+
+PyObject* mark(PyObject* self, PyObject* phase) {
+  return mark_phase(self, phase, begin_phase);
+}
+
+PyObject* mark_by_hook(PyObject* self, PyObject* phase) {
+  return mark_phase(self, phase, begin_hook_phase);
 }
 
 PyObject* set_named(PyObject* self, PyObject* named) {
@@ -460,7 +509,7 @@ void deallocate(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Py_XDECREF(lane_of(self).fallback);
   Py_XDECREF(lane_of(self).lr);
-  delete lane_of(self).pending;
+  lane_of(self).pending.~Pending();
   PyObject_GC_Del(self);
 }
 
@@ -482,7 +531,11 @@ PyMethodDef methods[] = {
      "open_until(completed, stride, limit, expects_optimizer, in_phases, since): count coming "
      "steps; the first one has begun at `since`."},
     {"mark", mark, METH_O, "mark(phase) -> bool: whether the phase begins here."},
+    {"mark_by_hook", mark_by_hook, METH_O, "The same, unless the current phase was named."},
     {"set_named", set_named, METH_O, "set_named(named): whether hooks begin no phase."},
+    {"take_call_seconds", take_call_seconds, METH_NOARGS,
+     "Seconds in calls that were passed on, and in idle ones, since it was last asked."},
+    {"call_is_idle", call_is_idle, METH_NOARGS, "Count the present call as an idle one."},
     {"phase", phase, METH_NOARGS, "The current phase; -1 when steps are not counted here."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -509,8 +562,8 @@ PyObject* new_lane(PyObject* arguments) {
           &optimizer_phase, &other_phase)) {
     return nullptr;
   }
-  if (PyTuple_GET_SIZE(fallback) != step_entry + 1) {
-    PyErr_SetString(PyExc_ValueError, "there must be a function for each of the four entries");
+  if (PyTuple_GET_SIZE(fallback) != prepare_entry + 1) {
+    PyErr_SetString(PyExc_ValueError, "there must be a function for each of the five entries");
     return nullptr;
   }
   if (std::min(optimizer_phase, other_phase) < 0 || kept_phases < 0 ||
@@ -524,16 +577,14 @@ PyObject* new_lane(PyObject* arguments) {
       return nullptr;
     }
   }
-  auto pending = std::make_unique<Pending>();
-  pending->steps.reserve(most_losses);
-  pending->losses.reserve(most_losses);
-  pending->given.reserve(most_losses);
-  pending->phases.reserve(kept_phases);
+  Pending pending;
+  pending.steps.reserve(most_losses);
+  pending.phases.reserve(kept_phases);
   auto* const lane = PyObject_GC_New(IdleLane, &lane_type);
   if (lane != nullptr) {
     lane->fallback = Py_NewRef(fallback);
     lane->lr = nullptr;
-    lane->pending = pending.release();
+    new (&lane->pending) Pending(std::move(pending));
     lane->open = lane->expects_optimizer = lane->in_phases = lane->in_named = false;
     lane->phase = lane->other_phase = other_phase;
     lane->since = 0;
@@ -544,6 +595,8 @@ PyObject* new_lane(PyObject* arguments) {
     lane->stride = 1;
     lane->optimizers = optimizers;
     lane->most_losses = most_losses;
+    lane->call_seconds = lane->idle_call_seconds = 0;
+    lane->call_is_idle = false;
     PyObject_GC_Track(lane);
   }
   return reinterpret_cast<PyObject*>(lane);

@@ -65,7 +65,7 @@ class RowReader(Protocol):
         and, unless it is contiguous, the offsets of its slots and runs in its memory."""
         ...
 
-    def snapshot(self, placed: bool) -> Missing | None:
+    def snapshot(self, placed: bool, threads: int) -> Missing | None:
         """Keep the sampled weights."""
         ...
 
@@ -87,6 +87,10 @@ class RowReader(Protocol):
         The bins of a row are packed into `words` words, `count_bits` for each count.
         Releases the interpreter's lock while it reads tensors in full, on up to `threads` threads.
         """
+        ...
+
+    def write_offsets(self, row: int, out: NDArray[np.int64]) -> None:
+        """Write the offset of each used slot of a row to `out` [GROUPS x its width]."""
         ...
 
     def table_bytes(self) -> int:
@@ -124,8 +128,23 @@ class IdleLane(Protocol):
         """Begin a phase; False when the steps are not counted here."""
         ...
 
+    def mark_by_hook(self, phase: int) -> bool:
+        """Do the same, unless the trainer has named the current phase."""
+        ...
+
     def set_named(self, named: bool) -> None:
         """Set whether the trainer has named the current phase: hooks begin none until it ends."""
+        ...
+
+    def take_call_seconds(self) -> tuple[float, float]:
+        """Return the time of the calls that were passed on, and the part of it in idle ones.
+
+        Since it was last asked, and without the present call.
+        """
+        ...
+
+    def call_is_idle(self) -> None:
+        """Count the present call as an idle one."""
         ...
 
     def phase(self) -> int:
@@ -157,6 +176,18 @@ class GainHooks(Protocol):
         """Write norm and count on both sides of every block to `out` [blocks, 2, 2]."""
         ...
 
+    def put(self, into: torch.Tensor, rows: NDArray[np.int64]) -> bool:
+        """Write squared norm and count on both sides, and 1, to the row of every block.
+
+        The other rows become 0. False where `into` is no float64 on the host.
+        """
+        ...
+
+
+HookEntry = tuple[Callable[[], Any], int, Callable[..., Any], bool, tuple[Callable[[], Any], ...]]
+"""A hook in torch's tables: a reference to its table, its key, the hook, whether it runs before the
+others, and references to further tables that have its key."""
+
 
 class NativeModule(Protocol):
     """The functions of the compiled file. They raise Python exceptions only."""
@@ -187,9 +218,7 @@ class NativeModule(Protocol):
         offsets: NDArray[np.integer[Any]],
         value_bytes: int,
         snapshot: NDArray[np.floating[Any]],
-        widest: int,
         half_ulp: NDArray[np.float64],
-        multipliers: NDArray[np.int64],
         runs: int,
         run_bytes: int,
         first: NDArray[np.int64],
@@ -201,10 +230,9 @@ class NativeModule(Protocol):
         """Return a reader of the tensors of `places` by the tables of a plan.
 
         The tables are those of `csrc_triton.tables.RowTables` and of `GradientRuns`; `slots` is the
-        length of `offsets` and `snapshot`, `multipliers` are the checksum's, one for each slot of
-        the widest row. `wanted` has WHOLE_WEIGHT and WHOLE_GRAD where these are read in full. The
-        reader keeps the snapshot, the counts and the runs, and makes a table of its own from
-        `offsets`.
+        length of `offsets` and `snapshot`. `wanted` has WHOLE_WEIGHT and WHOLE_GRAD where these are
+        read in full. The reader keeps the snapshot, the counts and the runs, and makes a table of
+        its own from `offsets`.
         """
         ...
 
@@ -224,6 +252,10 @@ class NativeModule(Protocol):
 
         The number is 0 when these are all 0. None for a tensor that is not plain memory.
         """
+
+    def switch_hooks(self, entries: tuple[HookEntry, ...], wanted: bool) -> None:
+        """Put the hooks into their tables, as far as these exist, or remove them."""
+        ...
 
     def farthest_jump(
         self,
@@ -260,6 +292,7 @@ class NativeModule(Protocol):
     ) -> IdleLane:
         """Return a lane that passes calls on to `fallback`, in the order of its methods.
 
+        The last one is called after a step that it has counted when the next one is at the limit.
         An optimizer step is counted for up to `optimizers` in each step. The phases of the last
         `kept_phases` steps are kept; those with a number are the one during and the one after an
         optimizer step.

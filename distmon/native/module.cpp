@@ -14,11 +14,13 @@ PyMethodDef functions[] = {
      "sum_of_squares(tensor) -> float, or None for one that is not plain memory."},
     {"digest", digest, METH_VARARGS,
      "digest(tensor, elements) -> (sum of squares, number for the first elements), or None."},
+    {"switch_hooks", switch_hooks, METH_VARARGS,
+     "switch_hooks(entries, wanted): put hooks into torch's tables, or remove them."},
     {"farthest_jump", farthest_jump, METH_VARARGS,
      "Distance, expected distance and row of the matrix farthest beyond its updates."},
     {"gain_hooks", gain_hooks, METH_VARARGS, "gain_hooks(blocks, fallback) -> GainHooks"},
     {"idle_lane", idle_lane, METH_VARARGS,
-     "idle_lane((before_step, after_step, check, step), optimizers, most_losses) -> IdleLane"},
+     "idle_lane((before_step, after_step, check, step, prepare), optimizers, ...) -> IdleLane"},
     {nullptr, nullptr, 0, nullptr},
 };
 

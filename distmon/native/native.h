@@ -17,6 +17,9 @@ PyObject* digest(PyObject* module, PyObject* arguments);
 // gain_hooks.cpp
 PyObject* gain_hooks(PyObject* module, PyObject* arguments);
 
+// kept_hooks.cpp
+PyObject* switch_hooks(PyObject* module, PyObject* arguments);
+
 // weight_jumps.cpp
 PyObject* farthest_jump(PyObject* module, PyObject* arguments);
 

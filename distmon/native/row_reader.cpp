@@ -57,14 +57,14 @@ class RowReader {
 
   // False with an exception set when the arrays do not fit.
   bool init(PyObject* arguments) {
-    PyObject *places, *starts, *widths, *counts, *slots, *snapshot, *half_ulp, *multipliers;
+    PyObject *places, *starts, *widths, *counts, *slots, *snapshot, *half_ulp;
     PyObject *first, *runs, *codes, *numels, *wanted;
     int slot_bytes, value_bytes, run_bytes;
-    Py_ssize_t size, run_count, widest;
+    Py_ssize_t size, run_count;
     if (!PyArg_ParseTuple(
-            arguments, "OniOOOOiOnOOniOOOOO", &places, &size, &slot_bytes, &starts, &widths,
-            &counts, &slots, &value_bytes, &snapshot, &widest, &half_ulp, &multipliers, &run_count,
-            &run_bytes, &first, &runs, &codes, &numels, &wanted)) {
+            arguments, "OniOOOOiOOniOOOOO", &places, &size, &slot_bytes, &starts, &widths, &counts,
+            &slots, &value_bytes, &snapshot, &half_ulp, &run_count, &run_bytes, &first, &runs,
+            &codes, &numels, &wanted)) {
       return false;
     }
     if (!is_place_reader(places)) {
@@ -78,7 +78,6 @@ class RowReader {
                                  : held_.write<float>(snapshot, size);
     counts_ = held_.read<int32_t>(counts, rows * layout::groups);
     half_ulp_ = held_.read<double>(half_ulp, rows);
-    multipliers_ = {held_.read<int64_t>(multipliers, widest * layout::groups), widest};
     run_first_ = held_.read<int64_t>(first, rows + 1);
     (run_bytes == 8 ? void(wide_runs_ = held_.read<int64_t>(runs, run_count))
                     : void(narrow_runs_ = held_.read<int32_t>(runs, run_count)));
@@ -144,8 +143,8 @@ class RowReader {
 
   // None, or the weights and gradients that have to be placed first.
   PyObject* snapshot(PyObject* arguments) {
-    int placed;
-    if (!PyArg_ParseTuple(arguments, "p", &placed)) {
+    int placed, threads;
+    if (!PyArg_ParseTuple(arguments, "pi", &placed, &threads)) {
       return nullptr;
     }
     if (PyObject* const missing = find(false, placed)) {
@@ -155,9 +154,9 @@ class RowReader {
       return nullptr;
     }
     if (value_bytes_ == 8) {
-      take_snapshot(sampled_.data(), rows(), static_cast<double*>(snapshot_));
+      take_snapshot(sampled_.data(), rows(), threads, static_cast<double*>(snapshot_));
     } else {
-      take_snapshot(sampled_.data(), rows(), static_cast<float*>(snapshot_));
+      take_snapshot(sampled_.data(), rows(), threads, static_cast<float*>(snapshot_));
     }
     Py_RETURN_NONE;
   }
@@ -196,18 +195,38 @@ class RowReader {
     }
     if (value_bytes_ == 8) {
       fill_sampled_rows(
-          sampled_.data(), rows(), static_cast<const double*>(snapshot_), multipliers_, half_ulp_,
-          taken, out);
+          sampled_.data(), rows(), threads, static_cast<const double*>(snapshot_), half_ulp_, taken,
+          out);
     } else {
       fill_sampled_rows(
-          sampled_.data(), rows(), static_cast<const float*>(snapshot_), multipliers_, half_ulp_,
-          taken, out);
+          sampled_.data(), rows(), threads, static_cast<const float*>(snapshot_), half_ulp_, taken,
+          out);
     }
-    fill_gradient_runs(runs_.data(), rows(), taken, out.sums, out.maxima);
+    fill_gradient_runs(runs_.data(), rows(), threads, taken, out.sums, out.maxima);
     if (!whole_.empty()) {
       fill_in_full(threads, {taken, out.sums, out.maxima, bins_in_full ? out.bins : Bins{}});
     }
     return without_grad();
+  }
+
+  PyObject* write_offsets(PyObject* arguments) const {
+    Py_ssize_t row;
+    PyObject* slots;
+    if (!PyArg_ParseTuple(arguments, "nO", &row, &slots)) {
+      return nullptr;
+    }
+    if (row < 0 || row >= rows()) {
+      PyErr_SetString(PyExc_IndexError, "there is no such row");
+      return nullptr;
+    }
+    const SampledRow& sampled = sampled_[row];
+    Buffers buffers;
+    auto* const out = buffers.write<int64_t>(slots, layout::groups * sampled.width);
+    if (buffers.failed()) {
+      return nullptr;
+    }
+    write_slots(tables_.row(row), sampled.width, sampled.counts, out);
+    Py_RETURN_NONE;
   }
 
   PyObject* bytes() const {
@@ -228,7 +247,7 @@ class RowReader {
         return count >= 0 && count <= width[row];
       });
       if (!counted || start[row] < 0 || start[row] + layout::groups * width[row] > slots ||
-          width[row] > multipliers_.widest || run_first_[row] > run_first_[row + 1]) {
+          run_first_[row] > run_first_[row + 1]) {
         return false;
       }
     }
@@ -397,7 +416,6 @@ class RowReader {
   int value_bytes_ = 4;
   const int32_t* counts_ = nullptr;
   const double* half_ulp_ = nullptr;
-  Multipliers multipliers_ = {};
   const int64_t* run_first_ = nullptr;
   const int32_t* narrow_runs_ = nullptr;
   const int64_t* wide_runs_ = nullptr;
@@ -434,6 +452,10 @@ PyObject* measure(PyObject* self, PyObject* arguments) {
   return guarded([&] { return reader_of(self).measure(arguments); });
 }
 
+PyObject* write_offsets(PyObject* self, PyObject* arguments) {
+  return guarded([&] { return reader_of(self).write_offsets(arguments); });
+}
+
 PyObject* table_bytes(PyObject* self, PyObject*) {
   return guarded([&] { return reader_of(self).bytes(); });
 }
@@ -453,6 +475,7 @@ PyMethodDef methods[] = {
     {"place", place, METH_VARARGS, "Place a tensor that was not found."},
     {"snapshot", snapshot, METH_VARARGS, "Keep the sampled weights."},
     {"measure", measure, METH_VARARGS, "Fill every column of every row."},
+    {"write_offsets", write_offsets, METH_VARARGS, "Write the offsets of a row's slots."},
     {"table_bytes", table_bytes, METH_NOARGS, "Bytes of the tables made here."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -74,6 +74,21 @@ class RunTotals {
     }
   }
 
+  // Takes in what another has taken in after this one.
+  void add(const RunTotals& other) {
+    for (int group = 0; group <= layout::by_lane; ++group) {
+      squares_[group][0] += other.squares_[group][0];
+      squares_[group][1] += other.squares_[group][1];
+    }
+    sum_ += other.sum_;
+    high_ = std::max(high_, other.high_);
+    low_ = std::max(low_, other.low_);
+    count_ += other.count_;
+    nan_ += other.nan_;
+    inf_ += other.inf_;
+    zero_ += other.zero_;
+  }
+
   void write(double applied, double* sums, float* maxima) const {
     constexpr float lowest = -std::numeric_limits<float>::infinity();
     sums[layout::g_count] = static_cast<double>(count_) * applied;

@@ -60,6 +60,18 @@ Entries entries_from_slots(const Offset* slots, int64_t width, const int32_t* co
   return entries;
 }
 
+// The opposite: writes the offset of each used slot.
+inline void write_slots(
+    const SampleTable& table, int64_t width, const int32_t* counts, int64_t* slots) {
+  int64_t entry = 0;
+  for (int group = 0; group < layout::groups; ++group) {
+    for (int64_t i = 0; i < counts[group]; ++i) {
+      slots[group * width + i] = table.in_runs ? table[entry + i / run] + i % run : table[entry + i];
+    }
+    entry += table.entries_of(counts[group]);
+  }
+}
+
 // The entries of many rows in one piece of memory.
 class TablePool {
  public:

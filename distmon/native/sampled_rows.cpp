@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "element_values.h"
 #include "row_layout.h"
 #include "running_totals.h"
+#include "threads.h"
 
 namespace {
 
@@ -158,12 +160,18 @@ struct Updates {
   }
 };
 
+// A fixed odd number for each slot of a row; see `odd_multipliers` in torch_probe.py.
+uint64_t odd_multiplier(int64_t group, int64_t slot) {
+  const uint64_t z = 0x9E3779B97F4A7C15 * static_cast<uint64_t>(slot * layout::groups + group + 1);
+  return ((z ^ (z >> 29)) * 0xBF58476D1CE4E5B9) | 1;
+}
+
 template <typename Value>
-uint64_t checksum_of(const Value* x, const int64_t* multipliers, int count) {
+uint64_t checksum_of(const Value* x, int64_t group, int64_t first, int count) {
   uint64_t sum = 0;
   for (int i = 0; i < count; ++i) {
     const auto bits = static_cast<int64_t>(bit_cast<IntOf<Value>>(x[i]));
-    sum += static_cast<uint64_t>(bits) * static_cast<uint64_t>(multipliers[i]);
+    sum += static_cast<uint64_t>(bits) * odd_multiplier(group, first + i);
   }
   return sum;
 }
@@ -229,8 +237,8 @@ void write_maxima(const SampleTotals<Value>& totals, const Factors& factors, flo
 
 template <typename Value>
 void fill_row(
-    const SampledRow& row, const Value* kept, const Multipliers& multipliers, double half_ulp,
-    double taken, const RowOutputs& out, Prefetcher& prefetcher) {
+    const SampledRow& row, const Value* kept, double half_ulp, double taken, const RowOutputs& out,
+    Prefetcher& prefetcher) {
   const Factors factors = {taken, row.grad != 0 ? taken : 0.0, half_ulp};
   double* const sums = out.sums;
   std::fill_n(sums, layout::sum_columns, 0.0);
@@ -243,8 +251,7 @@ void fill_row(
         const int count = at.count, full = (count + lanes - 1) / lanes * lanes;
         prefetcher.advance(row.weight_at.entries_of(count));
         read_samples(row.weight, row.weight_code, row.weight_at, at.weight_entry, count, nan, w);
-        totals.checksum += checksum_of(
-            w, multipliers.table + at.group * multipliers.widest + at.first, count);
+        totals.checksum += checksum_of(w, at.group, at.first, count);
         for (int i = 0; i < count; ++i) {
           moved[i] = w[i] - kept[at.slot + i];
         }
@@ -276,46 +283,72 @@ void fill_row(
   *out.checksums = static_cast<int64_t>(totals.checksum);
 }
 
+// Calls `work(first, end)` for rows that follow each other, on so many threads. A share has about so
+// many entries: few enough for all threads to end together, and enough for the first of them, which
+// nobody has asked for early, to count little.
+template <typename Work>
+void share_out_rows(const SampledRow* rows, int64_t count, int threads, const Work& work) {
+  constexpr int64_t share = 1024;
+  std::vector<int64_t> firsts = {0};
+  int64_t entries = 0;
+  for (int64_t row = 0; row < count; ++row) {
+    if (entries >= share) {
+      firsts.push_back(row);
+      entries = 0;
+    }
+    entries += rows[row].weight_at.entries;
+  }
+  const auto shares = static_cast<int64_t>(firsts.size());
+  firsts.push_back(count);
+  share_out_short(shares, threads, [&](int64_t i) { work(firsts[i], firsts[i + 1]); });
+}
+
+template <typename Value>
+void keep_row(const SampledRow& row, Value* kept, Prefetcher& prefetcher) {
+  for_each_piece(
+      row,
+      [&](const Piece& at) {
+        Value w[piece];
+        prefetcher.advance(row.weight_at.entries_of(at.count));
+        read_samples(
+            row.weight, row.weight_code, row.weight_at, at.weight_entry, at.count, Value(0), w);
+        std::copy_n(w, at.count, kept + at.slot);  // unused slots are never read
+      },
+      [](int) {});
+}
+
 }  // namespace
 
 template <typename Value>
-void take_snapshot(const SampledRow* rows, int64_t count, Value* snapshot) {
-  Prefetcher prefetcher(rows, count, false);
-  for (const SampledRow* row = rows; row < rows + count; ++row) {
-    Value* const kept = snapshot + row->start;
-    for_each_piece(
-        *row,
-        [&](const Piece& at) {
-          Value w[piece];
-          prefetcher.advance(row->weight_at.entries_of(at.count));
-          read_samples(
-              row->weight, row->weight_code, row->weight_at, at.weight_entry, at.count, Value(0),
-              w);
-          std::copy_n(w, at.count, kept + at.slot);  // unused slots are never read
-        },
-        [](int) {});
-  }
+void take_snapshot(const SampledRow* rows, int64_t count, int threads, Value* snapshot) {
+  share_out_rows(rows, count, threads, [&](int64_t first, int64_t end) {
+    Prefetcher prefetcher(rows + first, end - first, false);
+    for (int64_t i = first; i < end; ++i) {
+      keep_row(rows[i], snapshot + rows[i].start, prefetcher);
+    }
+  });
 }
 
 template <typename Value>
 void fill_sampled_rows(
-    const SampledRow* rows, int64_t count, const Value* snapshot, const Multipliers& multipliers,
+    const SampledRow* rows, int64_t count, int threads, const Value* snapshot,
     const double* half_ulp, const double* applied, const RowOutputs& out) {
-  Prefetcher prefetcher(rows, count, true);
-  for (int64_t i = 0; i < count; ++i) {
-    const RowOutputs here = {
-        out.sums + i * layout::sum_columns, out.maxima + i * layout::max_columns,
-        out.bins.of_row(i), out.checksums + i};
-    fill_row(
-        rows[i], snapshot + rows[i].start, multipliers, half_ulp[i], applied[i], here, prefetcher);
-  }
+  share_out_rows(rows, count, threads, [&](int64_t first, int64_t end) {
+    Prefetcher prefetcher(rows + first, end - first, true);
+    for (int64_t i = first; i < end; ++i) {
+      const RowOutputs here = {
+          out.sums + i * layout::sum_columns, out.maxima + i * layout::max_columns,
+          out.bins.of_row(i), out.checksums + i};
+      fill_row(
+          rows[i], snapshot + rows[i].start, half_ulp[i], applied[i], here, prefetcher);
+    }
+  });
 }
 
-template void take_snapshot(const SampledRow*, int64_t, float*);
-template void take_snapshot(const SampledRow*, int64_t, double*);
+template void take_snapshot(const SampledRow*, int64_t, int, float*);
+template void take_snapshot(const SampledRow*, int64_t, int, double*);
 template void fill_sampled_rows(
-    const SampledRow*, int64_t, const float*, const Multipliers&, const double*, const double*,
-    const RowOutputs&);
+    const SampledRow*, int64_t, int, const float*, const double*, const double*, const RowOutputs&);
 template void fill_sampled_rows(
-    const SampledRow*, int64_t, const double*, const Multipliers&, const double*, const double*,
+    const SampledRow*, int64_t, int, const double*, const double*, const double*,
     const RowOutputs&);

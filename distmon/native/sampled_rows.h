@@ -16,13 +16,6 @@ struct SampledRow {
   const int32_t* counts = nullptr;  // used slots of each group
 };
 
-// Fixed odd numbers of the checksum: a line for each group, `widest` in each, whatever the width of a
-// row is on this rank.
-struct Multipliers {
-  const int64_t* table;
-  int64_t widest;
-};
-
 struct RowOutputs {
   double* sums;
   float* maxima;
@@ -30,12 +23,12 @@ struct RowOutputs {
   int64_t* checksums;
 };
 
-// `Value` is float or double. Nothing here throws.
+// `Value` is float or double.
 template <typename Value>
-void take_snapshot(const SampledRow* rows, int64_t count, Value* snapshot);
+void take_snapshot(const SampledRow* rows, int64_t count, int threads, Value* snapshot);
 
 // `applied` is 1 or 0 where the step of a row was applied or not.
 template <typename Value>
 void fill_sampled_rows(
-    const SampledRow* rows, int64_t count, const Value* snapshot, const Multipliers& multipliers,
+    const SampledRow* rows, int64_t count, int threads, const Value* snapshot,
     const double* half_ulp, const double* applied, const RowOutputs& out);

@@ -31,6 +31,8 @@ class Probe(Protocol):
     """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it."""
 
     row_checksums: torch.Tensor
+    has_own_offsets: bool
+    """Whether it needs those of the plan no more."""
 
     @property
     def without_grad(self) -> Sequence[int]:

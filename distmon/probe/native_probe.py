@@ -17,7 +17,6 @@ from distmon.probe.plan_rows import rows_by_parameter
 from distmon.probe.rows import Rows
 from distmon.probe.strided_runs import MemoryRuns, RunsByStrides
 from distmon.probe.tensor_places import What, place_of, row_readers, tensors_to_follow
-from distmon.probe.torch_probe import odd_multipliers
 from distmon.sampling.plan import SamplePlan
 
 
@@ -28,6 +27,8 @@ class NativeProbe:
     interpreter lock meanwhile, so that no gradient can be freed: a few milliseconds at most.
     Tensors that it cannot find, or that are not contiguous, are found here first.
     """
+
+    has_own_offsets = True
 
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard], native: NativeModule) -> None:
         if plan.device.type != "cpu" or any(not s.weight().is_cpu for s in shards):
@@ -50,8 +51,6 @@ class NativeProbe:
         wanted = np.zeros(len(self._shards), dtype=np.uint8)
         wanted[plan.whole_weights] |= WHOLE_WEIGHT
         wanted[plan.whole_gradients] |= WHOLE_GRAD
-        widest = int(rows.widths.max(initial=0))
-        multipliers = odd_multipliers(widest * GROUPS, plan.device).view(widest, GROUPS)
         return native.row_reader(
             tensors_to_follow(self._shards, native),
             plan.snapshot.numel(),
@@ -59,12 +58,10 @@ class NativeProbe:
             rows.starts,
             rows.widths,
             rows.group_counts.numpy(),
-            plan.offsets.numpy(),
+            plan.offsets.clone().numpy(),  # what numpy has seen cannot be freed any more
             plan.snapshot.element_size(),
             plan.snapshot.numpy(),
-            widest,
             rows.half_ulp.numpy(),
-            multipliers.T.contiguous().numpy(),
             len(runs.codes),
             runs.offsets.element_size(),
             runs.first,
@@ -76,10 +73,11 @@ class NativeProbe:
 
     def snapshot(self) -> None:
         """Keep the sampled weights as they are now."""
-        missing = self._reader.snapshot(False)
+        threads = torch.get_num_threads()
+        missing = self._reader.snapshot(False, threads)
         if missing is not None:
             kept = self._place(missing)
-            self._expect_found(self._reader.snapshot(True))
+            self._expect_found(self._reader.snapshot(True, threads))
             del kept
 
     def measure(self, rows: Rows, applied: torch.Tensor) -> None:
@@ -147,12 +145,11 @@ class NativeProbe:
 
         Empty for a row of which no sample is here: it may have runs all the same.
         """
-        offsets = self._rows.offsets[row]
-        if offsets is None:
-            return torch.empty(0, dtype=torch.int64)
         key = (what, row, tensor.stride())
         if key not in self._translated:
-            self._translated[key] = in_memory_order(offsets, tensor).long()
+            slots = torch.zeros(GROUPS * int(self._rows.widths[row]), dtype=torch.int64)
+            self._reader.write_offsets(row, slots.numpy())
+            self._translated[key] = in_memory_order(slots, tensor)
         return self._translated[key]
 
     @staticmethod

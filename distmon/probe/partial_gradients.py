@@ -36,6 +36,8 @@ class PartialGradients:
         self._samples = [plan.gradient_samples[i] for i in self.rows]
         counts = [sample.count for sample in self._samples]
         self._begins = np.cumsum([0, *counts])
+        self.size = int(self._begins[-1]) + len(self.rows)
+        """Numbers in the buffer: every sampled element, then the share of each row that is here."""
         # On the device beforehand: a list as an index would be copied there, and waited for.
         self._sums = torch.tensor(_GRADIENT_SUMS).to(plan.device)
         self._maxima = torch.tensor(_GRADIENT_MAXIMA).to(plan.device)
@@ -46,11 +48,6 @@ class PartialGradients:
             here = np.flatnonzero(local >= 0)
             self._slots[row] = torch.from_numpy(here + begin).to(plan.device)
             self._offsets[row] = torch.from_numpy(local[here]).to(plan.device)
-
-    @property
-    def size(self) -> int:
-        """Numbers in the buffer: every sampled element, then the share of each row that is here."""
-        return int(self._begins[-1]) + len(self.rows)
 
     def move(
         self, rows: Rows, buffer: torch.Tensor, applied: torch.Tensor, only: Container[int]

@@ -21,7 +21,6 @@ class PlanRows:
     """0 where nothing is here."""
     group_counts: torch.Tensor
     half_ulp: torch.Tensor
-    offsets: list[torch.Tensor | None]
 
 
 def rows_by_parameter(plan: SamplePlan, parameters: int) -> PlanRows:
@@ -29,7 +28,6 @@ def rows_by_parameter(plan: SamplePlan, parameters: int) -> PlanRows:
     starts, widths = np.zeros(parameters, np.int64), np.zeros(parameters, np.int32)
     counts = torch.zeros((parameters, GROUPS), dtype=torch.int32, device=plan.device)
     half_ulp = torch.zeros(parameters, dtype=torch.float64, device=plan.device)
-    offsets: list[torch.Tensor | None] = [None] * parameters
     begin = 0
     for chunk in plan.chunks:
         slots = chunk.offsets.shape[1]
@@ -38,7 +36,14 @@ def rows_by_parameter(plan: SamplePlan, parameters: int) -> PlanRows:
         half_ulp.index_copy_(0, where, chunk.half_ulp)
         starts[chunk.rows] = begin + slots * np.arange(len(chunk.rows))
         widths[chunk.rows] = chunk.width
+        begin += chunk.offsets.numel()
+    return PlanRows(starts, widths, counts, half_ulp)
+
+
+def offsets_by_parameter(plan: SamplePlan, parameters: int) -> list[torch.Tensor | None]:
+    """Return the slots' offsets of each parameter, None where nothing is here."""
+    offsets: list[torch.Tensor | None] = [None] * parameters
+    for chunk in plan.chunks:
         for row, each in zip(chunk.rows.tolist(), chunk.offsets.unbind(0), strict=True):
             offsets[row] = each
-        begin += chunk.offsets.numel()
-    return PlanRows(starts, widths, counts, half_ulp, offsets)
+    return offsets

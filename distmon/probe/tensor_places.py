@@ -162,7 +162,7 @@ def _followed(shard: Shard) -> tuple[torch.Tensor | None, str | None]:
     name = shard.paths[0] if shard.paths else ""
     if shard.paths != (name, f"grad.{name}" if name else "grad"):
         return None, None
-    return shard.parameters[0], name or None
+    return shard.parameter, name or None
 
 
 class PlacesByPython:
@@ -172,7 +172,7 @@ class PlacesByPython:
         self._readers = row_readers(shards)
         paths = {s.paths for s in shards}
         path = paths.pop() if len(paths) == 1 else None
-        self._parameters = [s.parameters[0] for s in shards] if path else []
+        self._parameters = [s.parameter for s in shards if s.parameter is not None] if path else []
         self._follow: dict[What, Callable[[torch.Tensor], torch.Tensor]] = {}
         if path:
             self._follow = {

@@ -28,6 +28,8 @@ _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 class TorchProbe:
     """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it."""
 
+    has_own_offsets = False
+
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard]) -> None:
         self._shards = shards
         self._sampled_gradients = SampledGradients(plan, shards)

@@ -20,7 +20,7 @@ from distmon.layout import Shard
 from distmon.native import NativeModule
 from distmon.probe.address_table import AddressTable
 from distmon.probe.exact import count_whole_gradients
-from distmon.probe.plan_rows import rows_by_parameter
+from distmon.probe.plan_rows import offsets_by_parameter, rows_by_parameter
 from distmon.probe.rows import Rows
 from distmon.probe.strided_runs import RunsByStrides
 from distmon.probe.tensor_places import What
@@ -37,6 +37,8 @@ class TritonProbe:
     All memory is allocated here; the calls launch kernels and, when a tensor moved, one copy.
     """
 
+    has_own_offsets = False
+
     def __init__(
         self,
         plan: SamplePlan,
@@ -49,7 +51,7 @@ class TritonProbe:
         numels = [s.weight().numel() for s in shards]
         self._dtype_sets = _expected_dtype_sets(shards)  # names a dtype that cannot be read
         rows = rows_by_parameter(plan, len(shards))
-        self._addresses = AddressTable(shards, rows.offsets, native)
+        self._addresses = AddressTable(shards, offsets_by_parameter(plan, len(shards)), native)
         if self._addresses.device != plan.device:
             raise ValueError(
                 f"the parameters are on {self._addresses.device}, the plan on {plan.device}"
@@ -179,7 +181,7 @@ def _expected_dtype_sets(shards: Sequence[Shard]) -> tuple[int, ...]:
     where they are accumulated; those of fp8 weights are bfloat16.
     """
     weights = dtype_set(s.weight().dtype for s in shards)
-    gradients = {p.dtype for s in shards for p in s.parameters}
+    gradients = {s.parameter.dtype for s in shards if s.parameter is not None}
     if any(s.dtype.itemsize == 1 for s in shards):
         gradients.add(torch.bfloat16)
     if any(s.dtype.itemsize < 4 for s in shards):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distmon.record.record import Column
-from distmon.reduce.findings import Desync, NonFinite, has_nonfinite
+from distmon.reduce.findings import Desync, NonFinite
 from distmon.reduce.reduced import Reduced
 from distmon.reduce.reduced_view import ReducedView
 
@@ -31,8 +31,6 @@ class Observation:
     inside_maxima: NDArray[np.float32]
     applied: bool
     """Whether an optimizer stepped any parameter."""
-    sampled_nonfinite: bool
-    """A sampled weight or gradient is NaN or Inf."""
     nbytes: int
     """Bytes that one rank sent."""
     interval: int
@@ -44,13 +42,6 @@ class Observation:
     nonfinite: NonFinite | None = None
     desync: Desync | None = None
     tasks: Mapping[str, float] | None = None
-    view: ReducedView | None = None
-    """The buffers that all of it was read from; None where these are not all of it."""
-
-    @property
-    def has_nonfinite(self) -> bool:
-        """Whether anything is NaN or Inf that should not be."""
-        return has_nonfinite(self.nonfinite, self.losses.values(), self.sampled_nonfinite)
 
     @classmethod
     def from_view(
@@ -59,33 +50,30 @@ class Observation:
         numbers: tuple[int, int, int],
         losses: Mapping[int, float],
         found: tuple[NonFinite | None, Desync | None, Mapping[str, float] | None],
-        /,
-        **others: Any,
+        read: Callable[[], Reduced] | None = None,
+        fields: Mapping[str, Column] | None = None,
     ) -> Self:
         """Return the observation in a view of the reduced buffers.
 
-        `numbers` are step, interval and number; `found` is what searches have found. `others` are
-        fields that are not as in the view, because partial gradients had to be added up.
+        `numbers` are step, interval and number; `found` is what searches have found. `read`: where
+        it is not `view.read`, because partial gradients had to be added up. `fields`: those of the
+        rank slots, where they were read before.
         """
         step, interval, number = numbers
         nonfinite, desync, tasks = found
-        others.setdefault("read", view.read)
-        if "fields" not in others:
-            others["fields"], _ = view.read_slots()
-        if "sampled_nonfinite" not in others:
-            others["sampled_nonfinite"] = view.sample_has_nonfinite
         return cls(
             step=step,
+            fields=view.read_slots()[0] if fields is None else fields,
             losses=losses,
             blocks=view.blocks.copy(),
             inside=view.inside.copy(),
             inside_maxima=view.inside_maxima.copy(),
             applied=view.applied,
-            nbytes=view.sizes.nbytes,
+            nbytes=view.added.nbytes + view.highest.nbytes,
             interval=interval,
             number=number,
             nonfinite=nonfinite,
             desync=desync,
             tasks=tasks,
-            **others,
+            read=read or view.read,
         )

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from csrc_triton.row_layout import GROUPS
 from distmon.record.record import Column
-from distmon.sampling.sample_numbers import SampleNumbers
+from distmon.sampling.sample_numbers import GroupShares, SampleNumbers
 
 if TYPE_CHECKING:
     from distmon.sampling.plan import SamplePlan
@@ -23,8 +22,8 @@ class SampleTable:
 
     slots: Column
     """Elements in the sample."""
-    group_share: NDArray[np.float64]
-    """[parameters, GROUPS]: share of the sample that falls into each group."""
+    group_shares: GroupShares
+    """Of no use where all is read."""
     expansion: Column
     """Sum over the parameter / expected sum over the sample."""
     unseen: Column
@@ -33,17 +32,18 @@ class SampleTable:
     """Elements that are in the sample together by chance."""
 
     @classmethod
-    def of(
-        cls, numbers: SampleNumbers, numel: Column, whole: NDArray[np.bool_] | bool = False
-    ) -> SampleTable:
-        """Tabulate the samples; `whole` are replaced by everything."""
-        everything = numbers.whole | whole
-        slots = np.where(everything, numel, numbers.count)
-        share = np.where(everything[:, None], 1 / GROUPS, numbers.group_share)
+    def of(cls, numbers: SampleNumbers, numel: Column) -> SampleTable:
+        """Tabulate the samples."""
+        slots = numbers.count.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
-            unseen = np.where(everything, 0.0, 1 - slots / numel)
-        expansion = np.where(everything, 1.0, numbers.expansion)
-        return cls(slots, share, expansion, unseen, numbers.cluster.astype(np.float64))
+            unseen = np.where(numbers.whole, 0.0, 1 - slots / numel)
+        return cls(slots, numbers.group_shares, numbers.expansion, unseen, numbers.cluster)
+
+    @classmethod
+    def whole(cls, numbers: SampleNumbers, numel: Column) -> SampleTable:
+        """Tabulate what is read whole whatever the samples."""
+        nothing = np.zeros(len(numel))
+        return cls(numel, numbers.group_shares, nothing + 1, nothing, numbers.cluster)
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,13 @@ class Sampling:
     @classmethod
     def describe(cls, plan: SamplePlan, ndim: Sequence[int], trainable: Sequence[bool]) -> Sampling:
         """Tabulate what `plan` reads."""
-        numel = np.array([sample.numel for sample in plan.samples], dtype=np.float64)
+        numel = np.array([like.numel for like in plan.samples.designs], dtype=np.float64)
+        sampled = SampleTable.of(plan.numbers, numel)
+        whole = plan.reading.whole_weights
         tables = {
-            "w": SampleTable.of(plan.numbers, numel, plan.reading.whole_weights),
+            "w": SampleTable.whole(plan.numbers, numel) if whole else sampled,
             "g": SampleTable.of(plan.gradient_numbers, numel),
-            "u": SampleTable.of(plan.numbers, numel),
+            "u": sampled,
         }
         return cls(
             names=plan.names,

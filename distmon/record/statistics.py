@@ -54,7 +54,7 @@ def _moments(reduced: Reduced, sampling: Sampling, what: str) -> Moments:
         scale = table.expansion / copies
         groups = sums[:, first : first + GROUPS] * scale[:, None]
         square = groups.sum(1)
-        spread = ((groups - square[:, None] * table.group_share) ** 2).sum(1)
+        spread = ((groups - square[:, None] * table.group_shares.table) ** 2).sum(1)
         variance = GROUPS / (GROUPS - 1) * spread * table.unseen
         # Where all that was sampled is zero, nothing is known of the rest.
         unknown = (square == 0) & (table.unseen > 0)

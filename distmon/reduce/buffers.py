@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Self
 from weakref import WeakSet
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -129,9 +128,9 @@ class HostBuffers(Buffers):
 
     def put_losses(self, values: torch.Tensor | Floats, given: Floats) -> None:
         losses = self.view.losses
-        losses.fill(0)
-        losses[0, : len(given)] = np.where(given > 0, values, 0.0)
+        losses[0, : len(given)] = values  # 0 where none was given
         losses[1, : len(given)] = given
+        losses[:, len(given) :] = 0
 
     @property
     def sample_has_nonfinite(self) -> bool:

@@ -86,9 +86,10 @@ def find_desync(ranks: Mapping[str, Floats]) -> Split | None:
     Ranks with the same region key hold the same shards and must have the same checksum. In a tie
     the lowest rank counts as the majority.
     """
-    failed = ranks["failed"] != 0
+    failed = ranks["failed"]
     if len(failed) == 1:
         return None
+    failed = failed != 0
     keys = np.stack([ranks[f"region_key{i}"] for i in range(REPLICA_CLASSES)], 1)
     sums = np.stack([ranks[f"checksum{i}"] for i in range(REPLICA_CLASSES)], 1)
     for key in dict.fromkeys(keys[~failed].flatten().tolist()):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmon.metrics import PENDING_EVALUATIONS, RANK_METRICS
+from distmon.reduce.reduced import any_nonzero
 from distmon.sampling.sample import REPLICA_CLASSES
 
 Floats = NDArray[np.float64]
@@ -47,6 +48,7 @@ INDEX: Final = {name: i for i, name in enumerate(FIELDS)}
 """Where each field is in a slot."""
 _TEXT_NUMBERS: Final = 12
 _BYTES_PER_NUMBER: Final = 6  # a float64 holds 48 bits exactly
+_NOTHING: Final = dict.fromkeys(FIELDS, 0.0)
 SLOT_SIZE: Final = len(FIELDS) + _TEXT_NUMBERS
 CHECKSUMS: Final = slice(INDEX["checksum0"], INDEX["checksum0"] + REPLICA_CLASSES)
 """Where the checksums are; they are computed on the device and written there directly."""
@@ -64,14 +66,11 @@ def fill(values: Mapping[str, Any], number: Callable[[Any], float], error: str) 
 
     A name that is no field is ignored.
     """
-    slot = [0.0] * SLOT_SIZE
-    for name, value in values.items():
-        at = INDEX.get(name)
-        if at is not None:
-            slot[at] = value if type(value) is float else number(value)
-    if error:
-        slot[len(FIELDS) :] = _pack_text(error)
-    return slot
+    known = {**_NOTHING, **values}
+    if len(known) > len(FIELDS):
+        known = {name: known[name] for name in FIELDS}
+    slot = [value if type(value) is float else number(value) for value in known.values()]
+    return [*slot, *_pack_text(error)]
 
 
 class RankFields(Mapping[str, Floats]):
@@ -99,7 +98,7 @@ def unpack(slots: Floats) -> tuple[Mapping[str, Floats], dict[int, str]]:
     """Return `fields[name][rank]` and the error texts by rank, from [ranks, SLOT_SIZE]."""
     fields = RankFields(slots.T[: len(FIELDS)].copy())
     texts = slots[:, len(FIELDS) :]
-    if not texts.any():
+    if not any_nonzero(texts, axis=None):
         return fields, {}
     errors = {rank: _unpack_text(row) for rank, row in enumerate(texts)}
     return fields, {rank: text for rank, text in errors.items() if text}

@@ -12,8 +12,19 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import SUM
 
 Floats = NDArray[np.float64]
-NONFINITE: Final = [SUM[f"{what}_{kind}"] for what in "wg" for kind in ("nan", "inf")]
-"""Columns that count NaN and Inf."""
+any_nonzero: Final = np.logical_or.reduce
+"""Called with `axis=None`. `np.any` and `np.count_nonzero` are functions in Python around it."""
+# Columns that count NaN and Inf; neighbors, so that no copy is made of them.
+_OF_WEIGHTS: Final = slice(SUM["w_nan"], SUM["w_inf"] + 1)
+_OF_GRADIENTS: Final = slice(SUM["g_nan"], SUM["g_inf"] + 1)
+
+
+def sample_has_nonfinite(sums: Floats) -> bool:
+    """Return whether any sampled weight or gradient is NaN or Inf, from the rows of sums."""
+    return bool(
+        any_nonzero(sums[:, _OF_WEIGHTS], axis=None)
+        or any_nonzero(sums[:, _OF_GRADIENTS], axis=None)
+    )
 
 
 @dataclass(frozen=True)
@@ -34,4 +45,4 @@ class Reduced:
     @property
     def sample_has_nonfinite(self) -> bool:
         """Whether any sampled weight or gradient is NaN or Inf."""
-        return bool(self.sums[:, NONFINITE].any())
+        return sample_has_nonfinite(self.sums)

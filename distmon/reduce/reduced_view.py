@@ -5,8 +5,9 @@ The training process fills buffers through it, and the writer process reads what
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import BINS, MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.probe.percentiles import unpack_bins
 from distmon.reduce.rank_slots import SLOT_SIZE, unpack
-from distmon.reduce.reduced import NONFINITE, Floats, Reduced
+from distmon.reduce.reduced import Floats, Reduced, sample_has_nonfinite
+
+_U_COUNT: Final = SUM["u_count"]
 
 
 class BufferSizes(NamedTuple):
@@ -61,6 +64,8 @@ class ReducedView:
         """`added`: the SUM buffer; `highest`: the MAX buffer."""
         self.sizes = sizes
         self.added, self.highest = added, highest
+        self.raw = [pickle.PickleBuffer(each.data.cast("B")) for each in (added, highest)]
+        """The bytes of both, for a message: made once, which takes longer than to copy them."""
         ends = np.cumsum(sizes.parts).tolist()
         rows, bins, slots, losses, partial, blocks, inside = (
             added[begin:end] for begin, end in zip([0, *ends], ends, strict=False)
@@ -79,12 +84,12 @@ class ReducedView:
     @property
     def sample_has_nonfinite(self) -> bool:
         """Whether any sampled weight or gradient is NaN or Inf."""
-        return bool(self.sums[:, NONFINITE].any())
+        return sample_has_nonfinite(self.sums)
 
     @property
     def applied(self) -> bool:
         """Whether an optimizer stepped any parameter on any rank."""
-        return bool(self.sums[:, SUM["u_count"]].any())
+        return bool(np.count_nonzero(self.sums[:, _U_COUNT]))
 
     def read_losses(self, steps: Sequence[int]) -> dict[int, float]:
         """Return the mean over ranks by step, of the steps that have a loss on any rank."""

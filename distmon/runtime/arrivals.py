@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from distmon.collect.evaluations import PendingEvaluations
@@ -52,7 +53,8 @@ class FollowUp:
         self._faults.guard("decision", lambda: self._decide(evaluated))
 
     def _decide(self, evaluated: Evaluated) -> None:
-        self._decisions.decide(self._actions.decide(evaluated.alerts))
+        if evaluated.alerts:
+            self._decisions.decide(self._actions.decide(evaluated.alerts))
         if self._interval.wanted:
             return
         stretch = self._cost.evaluate(evaluated.cost)
@@ -120,11 +122,10 @@ class Arrivals:
         self._interval.arrive(arrived.number, arrived.fields)
         arrived.handed_over = True
         try:
-            observation = arrived.observation(copied=self._worker.reads_later)
             self._evaluations.arrived(arrived.number)
-            self._finite_watch.observed(arrived.local.evidence, observation.has_nonfinite)
-            if not self._worker.submit(observation):
-                raise TimeoutError(f"evaluation is behind: dropped step {observation.step}")
+            self._finite_watch.observed(arrived.local.evidence, arrived.has_nonfinite)
+            if not self._worker.submit(arrived):
+                raise TimeoutError(f"evaluation is behind: dropped step {arrived.local.step}")
         except Exception as error:
             self._faults.report("record", error)
         # Other ranks than 0 may still derive a record from the newest buffers.
@@ -132,20 +133,20 @@ class Arrivals:
         if before is not None:
             self._observer.outbox.pool.give(before.buffers)
 
-    def wait_for_interval(self, number: int, seconds: float) -> int | None:
+    def wait_for_interval(self, number: int, patience_s: Callable[[], float]) -> int | None:
         """Return the interval in effect from observation `number` on; None for no change.
 
-        Waits for an earlier observation only where a change depends on it, at most `seconds`, then
-        raises CollectiveError.
+        Waits for an earlier observation only where a change depends on it, at most `patience_s()`,
+        then raises CollectiveError.
         """
-        what = "an observation on which the interval depends"
-        with RankWait(seconds, self._observer.ranks.progress, what) as wait:
-            wait.until(lambda: self._interval_is_known(number))
+        if self._interval.must_wait(number):
+            what = "an observation on which the interval depends"
+            with RankWait(patience_s(), self._observer.ranks.progress, what) as wait:
+                wait.until(lambda: self._interval_is_known(number))
         return self._interval.take(number)
 
     def _interval_is_known(self, number: int) -> bool:
-        if self._interval.must_wait(number):
-            self.advance()
+        self.advance()
         return not self._interval.must_wait(number)
 
     def newest_record(self) -> Record | None:

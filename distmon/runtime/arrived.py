@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from distmon.probe.partial_gradients import PartialGradients
 from distmon.record.observation import Observation
+from distmon.reduce.findings import has_nonfinite
 from distmon.reduce.outbox import Shipment
 from distmon.reduce.reduced import Reduced
+from distmon.reduce.reduced_view import ReducedView
 from distmon.runtime.searches import LocalEvidence, Search, Searches
+from distmon.writer import sent_observation
+from distmon.writer.session import Held
 
 
 @dataclass(frozen=True)
@@ -53,21 +57,35 @@ class Arrived:
         self._partial.fill(reduced.partial_gradients, reduced.sums, reduced.maxima, reduced.bins)
         return reduced
 
+    @cached_property
+    def losses(self) -> dict[int, float]:
+        """By step since the last observation, mean over ranks."""
+        return self.buffers.view.read_losses(self._flight.steps)
+
+    @property
+    def has_nonfinite(self) -> bool:
+        """Whether anything is NaN or Inf that should not be, once the searches have ended."""
+        found = self.search.found.nonfinite
+        return has_nonfinite(found, self.losses.values(), self._sampled_nonfinite)
+
     def observation(self, copied: bool) -> Observation:
         """Return the observation, once the searches have ended.
 
-        `copied`: it is read by another thread, when the buffers are in use again.
+        `copied`: it is read later, when the buffers are in use again.
         """
-        found, view = self.search.found, self.buffers.view
         if copied:
             _ = self._reduced
-        return Observation.from_view(
-            view,
-            (self.local.step, self._flight.interval, self.number),
-            view.read_losses(self._flight.steps),
-            (found.nonfinite, found.desync, found.tasks),
-            fields=self.fields,
-            sampled_nonfinite=self._sampled_nonfinite,
-            read=lambda: self._reduced,
-            view=None if copied or self._partial.size else view,
-        )
+        return Observation.from_view(*self._parts, lambda: self._reduced, self.fields)
+
+    def message(self, mfu_source: str) -> tuple[Any, ...]:
+        """Return what the writer process makes the observation of, once the searches have ended."""
+        if self._partial.size:
+            observation = self.observation(copied=False)
+            return replace(observation, read=Held(observation.read())), mfu_source
+        return sent_observation.to_message(*self._parts, mfu_source)
+
+    @property
+    def _parts(self) -> tuple[ReducedView, tuple[int, int, int], dict[int, float], tuple[Any, ...]]:
+        found = self.search.found
+        numbers = self.local.step, self._flight.interval, self.number
+        return self.buffers.view, numbers, self.losses, (found.nonfinite, found.desync, found.tasks)

@@ -159,7 +159,7 @@ def _signals(
     shards: Sequence[Shard],
     settings: MonitorConfig,
 ) -> StepSignals:
-    rows = {id(p): i for i, shard in enumerate(shards) for p in shard.parameters}
+    rows = {id(s.parameter): i for i, s in enumerate(shards) if s.parameter is not None}
     groups = [
         [p for group in optimizer.param_groups for p in group["params"] if id(p) in rows]
         for optimizer in ownership.optimizers

@@ -48,10 +48,10 @@ class FaultLog:
             exc_info=log.isEnabledFor(logging.DEBUG),
         )
 
-    def guard(self, where: str, call: Callable[[], _Result]) -> _Result | None:
-        """Return the result of `call`; None after a fault, which is reported."""
+    def guard(self, where: str, call: Callable[..., _Result], *arguments: object) -> _Result | None:
+        """Return the result of `call` with `arguments`; None after a fault, which is reported."""
         try:
-            return call()
+            return call(*arguments)
         except Exception as error:
             self.report(where, error)
             return None

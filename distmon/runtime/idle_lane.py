@@ -3,7 +3,8 @@
 Between observations a step is a number, a loss, a gradient norm and the times of its phases to
 keep. The compiled lane takes these calls over from the monitor; whatever it
 cannot do it passes on to the monitor's own methods. What it has counted is settled, that is, given
-to the parts of the monitor, before anything looks at them.
+to the parts of the monitor, before anything looks at them, and before the next step is prepared
+where that is to be observed.
 """
 
 from __future__ import annotations
@@ -46,55 +47,74 @@ class CompiledLane(PythonLane):
         self,
         parts: Parts,
         own: dict[str, Callable[..., None]],
+        prepare: Callable[[], None],
         stepped: Callable[[], None],
         native: NativeModule,
     ) -> None:
-        """`own`: the monitor's methods, in the order of the module; `stepped`: after each step."""
+        """`own`: the monitor's methods, in the order of the module; `stepped`: after each step.
+
+        `prepare` is called after a step that was counted, where the lane can go no further.
+        """
         super().__init__()
         self._parts = parts
         self._stepped = stepped
         self._settling = threading.RLock()
+        self._is_settled = True
         optimizers = max(1, len(parts.cycle.observer.rows.optimizers))
         number = PHASE_NUMBERS
         self._lane = native.idle_lane(
-            tuple(own.values()), optimizers, MOST_STEPS, STEPS, number["optimizer"], number["other"]
+            (*own.values(), prepare),
+            optimizers,
+            MOST_STEPS,
+            STEPS,
+            number["optimizer"],
+            number["other"],
         )
         parts.telemetry.phases.lane = self._lane
+        parts.cost.lane = self._lane
         self.calls = {name: getattr(self._lane, name) for name in own}
 
     def settle(self) -> None:
-        with self._settling:  # another thread must not look at the parts between the two
+        if self._is_settled:
+            return
+        with self._settling:  # another thread must not look at the parts before all is given
             counted = self._lane.take()
             if counted is not None:
                 self._give(counted)
+            self._is_settled = True
 
     def _give(self, counted: dict[str, Any]) -> None:
         """Give each part its share, whatever fails in the others; the steps count first."""
         parts, steps = self._parts, counted["steps"]
-        guard = parts.faults.guard
         if steps:
             parts.schedule.pass_to(steps[-1], counted["stride"])
-            guard("step", lambda: parts.cycle.observer.losses.extend(steps, counted["losses"]))
-            guard("step", lambda: self._give_telemetry(counted))
-        if counted["phases"] is not None:
-            guard("step", lambda: parts.telemetry.phases.take_in(*counted["phases"]))
-        guard("step", lambda: parts.finite_watch.take_in_idle(counted))
+        for give in (self._give_losses, self._give_telemetry, parts.finite_watch.take_in_idle):
+            try:
+                give(counted)
+            except Exception as error:
+                parts.faults.report("step", error)
         if steps:
-            guard("step", self._stepped)
+            self._stepped()
+
+    def _give_losses(self, counted: dict[str, Any]) -> None:
+        self._parts.cycle.observer.losses.extend(counted["steps"], counted["losses"])
 
     def _give_telemetry(self, counted: dict[str, Any]) -> None:
-        parts = self._parts
-        parts.telemetry.steps.tick_idle(
-            counted["last"], len(counted["steps"]), counted["tokens"], counted["samples"]
-        )
-        parts.cost.add_idle(counted["seconds"])
-        if counted["lr"] is not None:
-            parts.cycle.lr = counted["lr"]
+        parts, steps = self._parts, len(counted["steps"])
+        if steps:
+            parts.telemetry.steps.tick_idle(
+                counted["last"], steps, counted["tokens"], counted["samples"]
+            )
+            parts.cost.add_idle(counted["seconds"])
+            if counted["lr"] is not None:
+                parts.cycle.lr = counted["lr"]
+        if counted["phases"] is not None:
+            parts.telemetry.phases.take_in(*counted["phases"])
 
     def open(self) -> None:
         parts = self._parts
         schedule, phases = parts.schedule, parts.telemetry.phases
-        if not (
+        if schedule.coming_is_observed or not (
             schedule.begun
             and parts.cycle.steps_may_pass
             and parts.cycle.observer.gain.at_rest
@@ -112,11 +132,13 @@ class CompiledLane(PythonLane):
             phases.active,
             phases.since,
         )
+        self._is_settled = False
 
 
 def idle_lane(
     parts: Parts,
     own: dict[str, Callable[..., None]],
+    prepare: Callable[[], None],
     stepped: Callable[[], None],
     native: NativeModule | None,
 ) -> PythonLane:
@@ -124,4 +146,4 @@ def idle_lane(
     # The module's clock is that of `time.perf_counter` on Linux.
     if native is None or not sys.platform.startswith("linux"):
         return PythonLane()
-    return CompiledLane(parts, own, stepped, native)
+    return CompiledLane(parts, own, prepare, stepped, native)

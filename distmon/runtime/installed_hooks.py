@@ -65,7 +65,7 @@ class InstalledHooks:
         """Let the calls of the blocks and of the whole model be observed for `owner`, a monitor."""
         parts.cycle.observer.gain.install()
         parts.cycle.observer.inside.install()
-        for hook in install_telemetry_hooks(models, parts.telemetry, owner):
+        for hook in install_telemetry_hooks(models, parts.telemetry, owner, parts.native):
             self.add(hook)  # one by one: the next one may raise
 
     def remove(self) -> None:

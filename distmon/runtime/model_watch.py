@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from distmon.collect.gradient_gain import BackwardNorms
+from distmon.collect.inside.inside import Inside
 from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.observer import Observer
 
@@ -16,11 +18,12 @@ class ModelWatch:
         self._observer = observer
         self._faults = faults
         self._every = observer.config.inside.every
+        self._looks_inside = bool(observer.inside.catalog)
 
     @property
     def inside_is_due(self) -> bool:
         """Whether the inside of the model is measured at the coming observation, or this one."""
-        return (self._observer.sent % self._every) == 0
+        return self._looks_inside and (self._observer.sent % self._every) == 0
 
     def arm(self, observed: bool, first: bool) -> None:
         """Arm the hooks for the coming step if it is observed, else disarm them.
@@ -30,19 +33,22 @@ class ModelWatch:
         gain, inside = self._observer.gain, self._observer.inside
         if not observed and gain.at_rest and inside.at_rest:
             return
-        for what, hooks, wanted in (
-            ("gradient gain", gain, observed),
-            ("inside", inside, observed and self.inside_is_due),
-        ):
-            if fault := hooks.take_fault():
-                self._faults.report(what, fault)
-            try:
-                hooks.arm(wanted, first=first)
-            except Exception as error:
-                self._faults.report(what, error)
+        self._arm("gradient gain", gain, observed, first)
+        if self._looks_inside:
+            self._arm("inside", inside, observed and self.inside_is_due, first)
+
+    def _arm(self, what: str, hooks: BackwardNorms | Inside, wanted: bool, first: bool) -> None:
+        if fault := hooks.take_fault():
+            self._faults.report(what, fault)
+        try:
+            hooks.arm(wanted, first=first)
+        except Exception as error:
+            self._faults.report(what, error)
 
     def advance_spectra(self, begin: bool) -> None:
         """Take the estimate of spectral norms on; `begin` a new one unless one is under way."""
+        if not self._looks_inside:
+            return
         try:
             spectra = self._observer.spectra
             found = spectra.advance()

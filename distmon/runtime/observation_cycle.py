@@ -96,20 +96,25 @@ class ObservationCycle:
         self.prepare_step()
 
     @property
-    def at_rest(self) -> bool:
-        """Whether nothing is in flight, being evaluated, or decided on at fixed steps."""
-        return self.steps_may_pass and not self.worker.busy
+    def observing(self) -> bool:
+        """Whether something is in flight or being evaluated."""
+        return self.in_flight or self.worker.busy
 
     @property
     def steps_may_pass(self) -> bool:
         """Whether no step needs this object until the one before the next observation.
 
-        What is evaluated meanwhile is taken in then: all that follows from it, an interval or
-        gradients to read in full, concerns the next observation.
+        What is evaluated meanwhile is taken in at that observation: all that follows from it, an
+        interval or gradients to read in full, concerns the one after it.
         """
-        return self.run_start.begun and not (
-            self.arrivals
-            or self.decisions.enabled
+        return not (self.in_flight or self.decisions.enabled)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether ranks have not begun, or an observation or a search is on its way."""
+        return bool(
+            not self.run_start.begun
+            or self.arrivals
             or self.run_start.pending
             or self.observer.sent != self._due
             or self.observer.spectra.busy
@@ -183,7 +188,7 @@ class ObservationCycle:
             self.run_start.before_observation()
         self._faults.succeeds("arrival", self.advance)
         is_point = self.decisions.is_point(since, observed)
-        if is_point and (found := self.decisions.exchange(self.patience_s)):
+        if is_point and (found := self.decisions.exchange(self.patience_s())):
             begin = self._cost.now()
             self._actions.act(found)
             self._cost.exclude_since(begin)  # functions of the user's
@@ -203,9 +208,8 @@ class ObservationCycle:
         if self.run_start.check():
             self.arrivals.advance()
 
-    @property
     def patience_s(self) -> float:
-        """Longest wait in a step for other ranks, which may be some steps behind."""
+        """Return the longest wait in a step for other ranks, which may be some steps behind."""
         timeout = self.observer.ranks.timeout_s
         return patience_s(self._telemetry.steps.longest_recent, timeout)
 
@@ -338,14 +342,15 @@ class ObservationCycle:
     def _collect_slot(self) -> dict[str, Number]:
         """Return what this rank sends about itself."""
         record_step, record_hash = self.worker.newest_hash
+        waited = self.observer.outbox.take_seconds()
         return {
             **self._telemetry.take(),
-            **self._cost.take(),
+            **self._cost.take(waited),
             **self.evaluations.take(self._due),
             "monitor_device_seconds": self.observer.rows.device_clock.take(),
             "task_key": self.observer.tasks.key,
             "lr": self.observer.rows.first_lr if self.lr is None else self.lr,
-            "monitor_wait_seconds": self.observer.outbox.take_seconds(),
+            "monitor_wait_seconds": waited,
             "record_step": float(record_step),
             "record_hash": float(record_hash),
         }

@@ -66,6 +66,13 @@ class Observer:
         self.losses = LossRing(self._loss_slots, rows.device)
         self.tasks = TaskGradients(rows.shards, config.seed)
         self._no_checksums = torch.zeros(len(rows.shards), dtype=torch.int64)
+        self._searches = Searches(
+            ranks,
+            lambda: rows.plan,  # another one once a parameter was replaced
+            rows.count_nonfinite,
+            config.replica_check,
+            lambda: self.losses.newest_step,
+        )
 
     @property
     def _loss_slots(self) -> int:
@@ -152,7 +159,7 @@ class Observer:
         What fails locally is sent as text instead of numbers, and as a last resort as a mark in
         memory that is already there; only a `CollectiveError` is raised.
         """
-        buffers, flight = self.buffers, self._nothing(step)
+        buffers = self.buffers
         try:
             flight = self._fill(step, slot, evidence, error)
         except Exception as problem:
@@ -161,6 +168,7 @@ class Observer:
                 self.ranks.rank,
                 type(problem).__name__,
             )
+            flight = self._nothing(step)
             if buffers is not None:
                 buffers.put_failure(step, self.rows.plan.plan_hash)
         self._send(flight, buffers)
@@ -233,11 +241,4 @@ class Observer:
 
     def unpack(self, shipment: Shipment[InFlight]) -> Arrived:
         """Return an observation that has arrived, with its searches."""
-        searches = Searches(
-            self.ranks,
-            self.rows.plan,
-            self.rows.count_nonfinite,
-            self.config.replica_check,
-            lambda: self.losses.newest_step,
-        )
-        return Arrived(shipment, self.rows.partial, searches)
+        return Arrived(shipment, self.rows.partial, self._searches)

@@ -59,6 +59,7 @@ class RowMeasurement:
         self._copies = copies
         self._rank = rank
         self.device = shards[0].weight().device
+        self._row_multipliers = odd_multipliers(len(shards), self.device)
         self._plan_reading()
         self.sampling = Sampling.describe(
             self.plan,
@@ -74,16 +75,23 @@ class RowMeasurement:
         """Whether the sampled weights were kept before a step of the coming observation."""
         self._all_applied = torch.ones(len(shards), dtype=torch.float64, device=self.device)
         self._owner_columns = ownership.columns()
-        self._row_multipliers = odd_multipliers(len(shards), self.device)
-        classes = self.plan.replica_class.cpu().numpy()
-        self._class_rows = [np.flatnonzero(classes == i) for i in range(REPLICA_CLASSES)]
         self._side: Rows | None = None
         self._unreadable: set[str] = set()
 
     def _plan_reading(self) -> None:
         self.plan = build_plan(self.shards, self._reading, self._config.seed, self.device)
         self._probe = choose_probe(self._config.backend, self.plan, self.shards, self.bin_words)
+        if self._probe.has_own_offsets:
+            self.plan.free_offsets()
         self.partial = PartialGradients(self.plan, self.shards)
+        classes = self.plan.replica_class.cpu().numpy()
+        multipliers = self._row_multipliers.cpu().numpy()
+        self._classes = [
+            (i, rows, multipliers[rows])
+            for i in sorted({*classes.tolist()})
+            for rows in [np.flatnonzero(classes == i)]
+        ]
+        """The replica classes that there are, their rows, and the multipliers of these."""
 
     @property
     def bin_words(self) -> int:
@@ -110,8 +118,7 @@ class RowMeasurement:
     def snapshot(self) -> None:
         """Keep the sampled weights. Call it just before an optimizer step."""
         self._follow_replacements()
-        with self.device_clock.span():
-            self._probe.snapshot()
+        self.device_clock.run(self._probe.snapshot)
         self.has_snapshot = True
 
     def _follow_replacements(self) -> None:
@@ -153,8 +160,7 @@ class RowMeasurement:
             buffers.partial_gradients.zero_()
         mine = self._rows_to_fill(optimizer)
         if mine:
-            with self.device_clock.span():
-                self._measure(buffers, mine, optimizer, ran, read_in_full)
+            self.device_clock.run(self._measure, buffers, mine, optimizer, ran, read_in_full)
 
     def begin_anew(self) -> None:
         """Let the next observation fill all rows again."""
@@ -171,9 +177,10 @@ class RowMeasurement:
     def checksums(self) -> torch.Tensor | list[int]:
         """Return 48 bits by replica class over all sampled weights of this rank, on its device."""
         if self.device.type == "cpu":
-            on_host = self._probe.row_checksums.numpy() * self._row_multipliers.numpy()
-            by_class = (on_host[rows].sum() if len(rows) else 0 for rows in self._class_rows)
-            return [int(each) & _48_BITS for each in by_class]
+            on_host, by_class = self._probe.row_checksums.numpy(), [0] * REPLICA_CLASSES
+            for i, rows, multipliers in self._classes:
+                by_class[i] = int(on_host[rows].dot(multipliers)) & _48_BITS
+            return by_class
         sums = torch.zeros(REPLICA_CLASSES, dtype=torch.int64, device=self.device)
         weighted = self._probe.row_checksums * self._row_multipliers
         return sums.index_add_(0, self.plan.replica_class, weighted) & _48_BITS
@@ -194,7 +201,8 @@ class RowMeasurement:
         in_full = [i for i in read_in_full if i in mine]
         if mine == self._everything:
             self._probe.measure(buffers.rows, applied)
-            self._probe.read_whole_gradients(buffers.rows, in_full)
+            if in_full:
+                self._probe.read_whole_gradients(buffers.rows, in_full)
         else:
             self._measure_some(buffers.rows, mine, applied, in_full)
         if not self._filled:

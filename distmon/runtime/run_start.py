@@ -63,6 +63,7 @@ class RunStart:
 
     def check(self) -> bool:
         """Return whether ranks are known to agree; CollectiveError when they differ."""
-        self._agreement.check()
-        self._outbox.held = self._agreement.pending
+        if self._outbox.held:
+            self._agreement.check()
+            self._outbox.held = self._agreement.pending
         return not self._outbox.held

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,8 +20,15 @@ from distmon.collect.task_gradients import Measured
 from distmon.errors import CollectiveError
 from distmon.reduce.channel import Channel, Pending
 from distmon.reduce.findings import Desync, NonFinite
-from distmon.reduce.locate import SearchSteps, find_desync, locate_desync, locate_nonfinite
+from distmon.reduce.locate import (
+    SearchSteps,
+    Split,
+    find_desync,
+    locate_desync,
+    locate_nonfinite,
+)
 from distmon.reduce.process_group import Ranks
+from distmon.reduce.reduced import any_nonzero
 from distmon.reduce.task_norms import reduce_task_norms
 from distmon.sampling.plan import SamplePlan
 
@@ -39,6 +47,9 @@ class Found:
     """Gradient norm of each task over the global batch."""
 
 
+_NOTHING: Final = Found()
+
+
 @dataclass(frozen=True)
 class LocalEvidence:
     """What this rank kept of an observed step, for the searches that may follow."""
@@ -52,28 +63,28 @@ class LocalEvidence:
 class Search:
     """Searches that are under way; `poll` takes them as far as the other ranks have come."""
 
-    def __init__(self, steps: SearchSteps[Found], channel: Channel) -> None:
+    found = _NOTHING
+    _pending = Pending()
+
+    def __init__(self, steps: SearchSteps[Found] | None, channel: Channel) -> None:
+        """`steps`: None where there is nothing to search."""
         self._steps = steps
         self._channel = channel
-        self._pending = Pending()
-        self._ended = False
-        self.found = Found()
 
     def poll(self) -> bool:
         """Return whether everything is found. Raises CollectiveError when it cannot be."""
-        while not self._ended and self._pending.done():
+        while self._steps is not None and self._pending.done():
             self._pending.join()
             try:
                 self._pending = self._channel.launch(next(self._steps))
             except StopIteration as end:
-                self.found = end.value
-                self._ended = True
+                self.found, self._steps = end.value, None
             except CollectiveError:
                 raise
             except Exception as error:
                 # The other ranks wait for what this rank can no longer contribute.
                 raise CollectiveError(f"search: {type(error).__name__}: {error}") from error
-        return self._ended
+        return self._steps is None
 
 
 class Searches:
@@ -82,7 +93,7 @@ class Searches:
     def __init__(
         self,
         ranks: Ranks,
-        plan: SamplePlan,
+        plan: Callable[[], SamplePlan],
         count: Callable[[], torch.Tensor],
         replica_check: bool,
         now: Callable[[], int] = lambda: 0,
@@ -96,18 +107,21 @@ class Searches:
 
     def begin(self, fields: Fields, sampled_nonfinite: bool, local: LocalEvidence) -> Search:
         """Search for what the reduced numbers show: `fields` of the slots, and the rows."""
-        return Search(self._run(fields, sampled_nonfinite, local), self._ranks.searches)
+        is_news = _is_news(fields, sampled_nonfinite)
+        diverged = find_desync(fields) if self._replica_check else None
+        if not is_news and diverged is None and local.tasks is None:
+            return Search(None, self._ranks.searches)
+        return Search(self._run(fields, is_news, diverged, local), self._ranks.searches)
 
     def _run(
-        self, fields: Fields, sampled_nonfinite: bool, local: LocalEvidence
+        self, fields: Fields, is_news: bool, diverged: Split | None, local: LocalEvidence
     ) -> SearchSteps[Found]:
         nonfinite, desync, tasks = None, None, {}
-        if _is_news(fields, sampled_nonfinite):
+        if is_news:
             nonfinite = yield from self._locate_nonfinite(fields, local)
-        diverged = find_desync(fields) if self._replica_check else None
         if diverged is not None:
             desync = yield from locate_desync(
-                self._ranks, self._plan, local.row_checksums, diverged
+                self._ranks, self._plan(), local.row_checksums, diverged
             )
         if local.tasks is not None and {*fields["task_key"].tolist()} == {float(local.tasks.key)}:
             tasks = yield from reduce_task_norms(self._ranks.size, local.tasks)
@@ -126,7 +140,7 @@ class Searches:
             # On a device a sampled NaN is known when the observation has arrived: some steps later.
             counts, of_step, counted_at = self._count(), local.step, self._now()
         located = yield from locate_nonfinite(
-            self._ranks, self._plan.names, counts, of_step, first_step, signal, counted_at
+            self._ranks, self._plan().names, counts, of_step, first_step, signal, counted_at
         )
         counted = int(fields["signal_counted_at"][signaled == first_step].max(initial=0))
         return replace(located, counted_at=counted) if counted > first_step else located
@@ -146,11 +160,11 @@ class Searches:
             return self._no_counts()
 
     def _no_counts(self) -> torch.Tensor:
-        return torch.zeros((len(self._plan.names), 4), dtype=torch.int64)
+        return torch.zeros((len(self._plan().names), 4), dtype=torch.int64)
 
 
 def _is_news(fields: Fields, sampled_nonfinite: bool) -> bool:
     """Return whether something is not finite that no record has located yet."""
-    if fields["nonfinite_known"].all():
+    if not (sampled_nonfinite or any_nonzero(fields["signal_step"])):
         return False
-    return bool(fields["signal_step"].any()) or sampled_nonfinite
+    return not fields["nonfinite_known"].all()

@@ -50,22 +50,25 @@ class SentMessages:
             except BufferError:  # the state has outgrown its room: continue without it
                 self.mailbox.connect(pipe, replace(assignment, state=None))
 
-    def send(self, message: object, kind: object = None) -> int | None:
+    def send(self, message: object) -> int | None:
         """Return the number of the message; None when it is refused. Never blocks."""
         with self.changed:
-            number = None if self.ended else self.mailbox.send(message)
-            if number is not None:
-                self.unconfirmed[number] = message if kind is None else kind
-            return number
+            return self._send(message, message)
 
     def send_observation(self, message: object, step: int) -> bool:
         """Return whether there was room for it; otherwise it is listed as lost."""
         with self.changed:
-            if self.send(message, step) is None:
+            if self._send(message, step) is None:
                 self._note_loss(step, "it was behind")
                 return False
             self.observations += 1
             return True
+
+    def _send(self, message: object, kind: object) -> int | None:
+        number = None if self.ended else self.mailbox.send(message)
+        if number is not None:
+            self.unconfirmed[number] = kind
+        return number
 
     def deliver(self, message: Alert | Rest) -> None:
         """Send it, or list it as lost."""

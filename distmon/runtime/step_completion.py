@@ -40,20 +40,33 @@ class StepCompletion:
         schedule, telemetry, cycle = self._parts.schedule, self._parts.telemetry, self._parts.cycle
         guard, first, before = self._parts.faults.guard, not schedule.begun, schedule.counted
         begin = time.perf_counter()
-        guard("step", lambda: schedule.advance(step))
+        guard("step", schedule.advance, step)
         if schedule.counted == before:
             schedule.advance_anyway()  # counted on all ranks, whatever failed on this one
-        guard("step", lambda: telemetry.step_ends(begin, tokens, samples))
-        guard("step", lambda: cycle.take_in(*signals))
-        idle = cycle.at_rest and not schedule.is_observed
-        if not idle:
+        guard("step", telemetry.step_ends, begin, tokens, samples)
+        guard("step", cycle.take_in, *signals)
+        observing = schedule.is_observed or cycle.observing
+        if observing or cycle.decisions.enabled:
             cycle.run()
         self.exchanged = True
         guard("step", cycle.prepare_step)
-        guard("step", lambda: telemetry.step_begins(schedule.coming, schedule.next_observation))
-        self._parts.cost.add_step(begin, idle=idle and not first)
-        self._lane.open()
+        self._begin_next(ended=False)
+        self._parts.cost.add_call(begin, idle=not (observing or first))
         self._stepped()
+
+    def prepare(self) -> None:
+        """Prepare the coming step: the lane has counted the one before it, and goes no further."""
+        begin, guard = time.perf_counter(), self._parts.faults.guard
+        guard("step", self._lane.settle)
+        guard("step", self._parts.cycle.prepare_step)
+        self._begin_next(ended=True)
+        self._parts.cost.add_call(begin)
+
+    def _begin_next(self, ended: bool) -> None:
+        schedule, telemetry = self._parts.schedule, self._parts.telemetry
+        coming, observed = schedule.coming, schedule.next_observation
+        self._parts.faults.guard("step", telemetry.step_begins, coming, observed, ended)
+        self._lane.open()
 
     def make_up(self, before: int) -> None:
         """Do after an error what other ranks count on; `before`: steps counted before it.

@@ -18,6 +18,7 @@ from distmon.record.record import Record
 from distmon.rules import RuleEngine
 from distmon.rules.alert import Alert, Severity
 from distmon.runs.run_folder import RunFolder
+from distmon.runtime.arrived import Arrived
 from distmon.sinks.gaps import GapLog, LastObservation
 from distmon.writer.evaluator import Evaluated, Evaluator, Rest
 
@@ -32,13 +33,6 @@ OnAlerts = Callable[[Sequence[Alert]], Mapping[str, Exception]]
 
 class Evaluation(Protocol):
     """What follows an observation on one rank."""
-
-    @property
-    def reads_later(self) -> bool:
-        """Whether another thread reads what is submitted, so that it must have numbers of its own.
-
-        Otherwise it is read in `submit`, or before the next one.
-        """
 
     @property
     def path(self) -> Path | None:
@@ -66,8 +60,11 @@ class Evaluation(Protocol):
     def begin(self, resumed_from: int) -> None:
         """Begin the attempt, at the first step; again, if that failed, at an observation."""
 
-    def submit(self, observation: Observation) -> bool:
-        """Take in an observation; return whether there was room for it."""
+    def submit(self, arrived: Arrived) -> bool:
+        """Take in an observation; return whether there was room for it.
+
+        Its buffers stay as they are until the next one is submitted.
+        """
 
     def alert(self, alert: Alert) -> None:
         """Deliver an alert before the next record."""
@@ -100,8 +97,6 @@ class EvaluationWorker:
     What follows from the evaluation is left to the training thread. Nothing here is waited for
     without a limit: rules and callbacks of the user's have a time limit of their own.
     """
-
-    reads_later = True
 
     def __init__(
         self, evaluator: Evaluator, folder: RunFolder, on_alerts: OnAlerts = lambda _: {}
@@ -150,7 +145,8 @@ class EvaluationWorker:
         if self._beginning is not None:
             self._beginning.join(seconds)
 
-    def submit(self, observation: Observation) -> bool:
+    def submit(self, arrived: Arrived) -> bool:
+        observation = arrived.observation(copied=True)
         with self._changed:
             room = max(4, min(64, _MOST_BYTES // max(1, observation.nbytes)))
             if self._closed or len(self._waiting) >= room:
@@ -239,7 +235,6 @@ class DerivedOnRequest:
     """Other ranks: keeps the newest observation, and derives its record on request."""
 
     busy = False
-    reads_later = False
     path: Path | None = None
 
     def __init__(self, builder: RecordBuilder, rules: RuleEngine, hashed: bool = False) -> None:
@@ -249,7 +244,8 @@ class DerivedOnRequest:
         self._derive: Callable[[], Record] | None = None
         self._newest: Record | None = None
 
-    def submit(self, observation: Observation) -> bool:
+    def submit(self, arrived: Arrived) -> bool:
+        observation = arrived.observation(copied=False)
         state = self._builder.advance(observation)
         self._derive = lambda: self._builder.derive(observation, state)
         return True

@@ -11,20 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distmon.record.observation import Observation
 from distmon.record.record import Record
 from distmon.rules.alert import Alert, Severity
 from distmon.rules.engine import ActiveRule, severity_of
+from distmon.runtime.arrived import Arrived
 from distmon.runtime.sent_messages import SentMessages
 from distmon.runtime.training_side import TrainingSide
 from distmon.runtime.worker import PATIENCE_S
 from distmon.runtime.writer_start import RunningWriter
 from distmon.runtime.writer_supervisor import WriterSupervisor
 from distmon.sinks.gaps import GapLog, LastObservation
-from distmon.writer import sent_observation
 from distmon.writer.evaluator import Evaluated, Rest
 from distmon.writer.mailbox import Mailbox
-from distmon.writer.session import Assignment, Begin, Failure, Held, Load, Request, SendRecords
+from distmon.writer.session import Assignment, Begin, Failure, Load, Request, SendRecords
 
 
 class WriterProcess:
@@ -34,8 +33,6 @@ class WriterProcess:
     the newest result only. The thread of the supervisor sets it in `_follow`, one field after
     another and without a lock; the training thread reads it after `settle`, or as it is.
     """
-
-    reads_later = False
 
     def __init__(
         self,
@@ -87,14 +84,9 @@ class WriterProcess:
             raise TimeoutError("the writer process is behind")
         self.supervisor.keep(begun=begin)
 
-    def submit(self, observation: Observation) -> bool:
-        source = self._mfu_source()
-        message: tuple[Any, ...]
-        if observation.view is not None:
-            message = sent_observation.to_message(observation, observation.view, source)
-        else:
-            message = (replace(observation, read=Held(observation.read())), source)
-        sent = self.messages.send_observation(message, observation.step)
+    def submit(self, arrived: Arrived) -> bool:
+        message = arrived.message(self._mfu_source())
+        sent = self.messages.send_observation(message, arrived.local.step)
         self.supervisor.after_observation(sent)
         return sent
 

@@ -6,7 +6,7 @@ a batch of them the calls take as long as the elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,9 +15,10 @@ import numpy as np
 from distmon.layout import Shard
 from distmon.layout.shard import Region
 from distmon.sampling.sample import Design, DrawnRuns, Indices, Sample, draw
+from distmon.sampling.samples import Samples
 
-MOST_ELEMENTS: Final = 1 << 20
-"""Elements in a batch: temporary arrays of 8 MB each."""
+MOST_ELEMENTS: Final = 1 << 17
+"""Elements in a batch: a dozen temporary arrays of 1 MB each."""
 
 
 @dataclass(frozen=True)
@@ -26,31 +27,28 @@ class Batch:
 
     rows: Indices
     """Indices of the parameters."""
-    samples: Sequence[Sample]
+    names: Sequence[str]
+    sample: Sample
+    """One that is like all of them but for its name."""
     region: Region
-
-    @property
-    def sample(self) -> Sample:
-        """One of the samples, for what they have in common."""
-        return self.samples[0]
 
     def draw(self) -> DrawnRuns:
         """Return the runs that may lie in the region."""
-        return draw(self.samples, *self.region.bounds(self.sample.numel))
+        return draw(self.sample, self.names, *self.region.bounds(self.sample.numel))
 
 
-def batches(shards: Sequence[Shard], samples: Mapping[int, Sample]) -> Iterator[Batch]:
-    """Yield the samples, given by parameter, of which this rank may hold something."""
+def batches(shards: Sequence[Shard], samples: Samples, rows: Iterable[int]) -> Iterator[Batch]:
+    """Yield the samples of the parameters `rows` of which this rank may hold something."""
     together: dict[tuple[Design, Region], list[int]] = {}
-    for i, sample in samples.items():
-        together.setdefault((sample.design, shards[i].region), []).append(i)
-    for (design, region), rows in together.items():
+    for i in rows:
+        together.setdefault((samples.designs[i].design, shards[i].region), []).append(i)
+    for (design, region), alike in together.items():
         begin, end = region.bounds(design[0])
         if begin >= end:
             continue
-        first = samples[rows[0]]
-        runs = draw([first], begin, end).starts.size
-        size = max(1, MOST_ELEMENTS // max(1, runs * first.run))
-        for at in range(0, len(rows), size):
-            part = rows[at : at + size]
-            yield Batch(np.array(part), [samples[i] for i in part], region)
+        like = samples.designs[alike[0]]
+        runs = draw(like, [""], begin, end).starts.size
+        size = max(1, MOST_ELEMENTS // max(1, runs * like.run))
+        for at in range(0, len(alike), size):
+            part = alike[at : at + size]
+            yield Batch(np.array(part), [samples.names[i] for i in part], like, region)

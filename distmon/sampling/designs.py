@@ -15,6 +15,7 @@ from typing import Final
 from csrc_triton.row_layout import GROUPS, RUN
 from distmon.sampling.sample import Sample, choose
 from distmon.sampling.sample_numbers import SampleNumbers
+from distmon.sampling.samples import Samples
 
 WHOLE_UP_TO: Final = 8192
 """Elements up to which a gradient is read whole."""
@@ -40,32 +41,31 @@ MOST_RUNS: Final = 1 << 22
 """Runs in all tall matrices together: tables of 20 MB over all ranks."""
 
 
-def gradient_samples(
-    names: Sequence[str], shapes: Sequence[tuple[int, ...]], seed: int
-) -> tuple[Sample, ...]:
+def gradient_samples(names: Sequence[str], shapes: Sequence[tuple[int, ...]], seed: int) -> Samples:
     """Return the sample of every gradient."""
-    designs = {shape: _gradient_sample("", shape, seed, tall=True) for shape in {*shapes}}
-    samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
-    by_row = [i for i, sample in enumerate(samples) if sample.rows > 1 and not sample.whole]
+    by_shape = {shape: _gradient_sample("", shape, seed, tall=True) for shape in {*shapes}}
+    samples = Samples(names, (by_shape[shape] for shape in shapes))
+    designs = samples.designs
+    by_row = [i for i, like in enumerate(designs) if like.rows > 1 and not like.whole]
     tables = [i for i in by_row if is_tall(shapes[i]) and _tallness(shapes[i]) >= 4]
-    runs = sum(_runs(samples[i]) for i in tables)
+    runs = sum(_runs(designs[i]) for i in tables)
     if runs > MOST_RUNS:  # in as many rows as there is room for, the same share of every table
         for i in tables:
-            share = max(RUNS_ELSEWHERE, _runs(samples[i]) * MOST_RUNS // runs)
-            samples[i] = _some_rows(names[i], shapes[i], seed, share)
-    runs = sum(_runs(samples[i]) for i in by_row)
+            share = max(RUNS_ELSEWHERE, _runs(designs[i]) * MOST_RUNS // runs)
+            designs[i] = _some_rows(names[i], shapes[i], seed, share)
+    runs = sum(_runs(designs[i]) for i in by_row)
     # The least tall ones first: the fewer rows for its columns, the less a matrix depends on them.
     for i in sorted({*by_row} - {*tables}, key=lambda i: _tallness(shapes[i])):
         if runs <= MOST_RUNS:
             break
-        runs -= _runs(samples[i])
-        samples[i] = _gradient_sample(names[i], shapes[i], seed, tall=False)
-    return tuple(samples)
+        runs -= _runs(designs[i])
+        designs[i] = _gradient_sample(names[i], shapes[i], seed, tall=False)
+    return samples
 
 
 def weight_samples(
     names: Sequence[str], shapes: Sequence[tuple[int, ...]], sample_size: int, seed: int
-) -> tuple[Sample, ...]:
+) -> Samples:
     """Return the sample of every weight and its update: `sample_size` elements of each.
 
     What small parameters leave of 1.5 x `sample_size` x parameters, the elements whose tables and
@@ -73,21 +73,20 @@ def weight_samples(
     tall matrices, up to MOST_POINTS in each. As far as FREE_POINTS or TABLE_POINTS in all allow,
     every row has one, or a run where that fits: a run is one cache line, as a single element is.
     """
-    designs = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
-    samples = [_named(name, designs[shape]) for name, shape in zip(names, shapes, strict=True)]
-    tables = {i for i, shape in enumerate(shapes) if _is_table(shape) and not samples[i].whole}
-    tall = {i for i, shape in enumerate(shapes) if is_tall(shape) and not samples[i].whole}
-    in_tables = sum(samples[i].numel for i in tables)
-    mostly_tables = 2 * in_tables > sum(sample.numel for sample in samples)
+    by_shape = {shape: choose("", prod(shape), sample_size, seed) for shape in {*shapes}}
+    samples = Samples(names, (by_shape[shape] for shape in shapes))
+    designs = samples.designs
+    tables = {i for i, shape in enumerate(shapes) if _is_table(shape) and not designs[i].whole}
+    tall = {i for i, shape in enumerate(shapes) if is_tall(shape) and not designs[i].whole}
+    in_tables = sum(designs[i].numel for i in tables)
+    mostly_tables = 2 * in_tables > sum(like.numel for like in designs)
     most_points = TABLE_POINTS if mostly_tables else FREE_POINTS
     # Of the bias of a head over a vocabulary as few elements move far as rows of the head do, and
     # it is small beside the head.
     vectors = {i for i in tall if len(shapes[i]) == 1}
-    if 2 * sum(samples[i].numel for i in vectors) <= most_points:
-        samples = [
-            whole_sample(names[i], sample.numel, seed) if i in vectors else sample
-            for i, sample in enumerate(samples)
-        ]
+    if 2 * sum(designs[i].numel for i in vectors) <= most_points:
+        for i in vectors:
+            designs[i] = whole_sample(names[i], designs[i].numel, seed)
         tall -= vectors
     used = int(SampleNumbers.of(samples).count.sum())
     room = 3 * sample_size * len(samples) // 2 - used
@@ -95,23 +94,17 @@ def weight_samples(
     order = sorted(tables | tall, key=lambda i: (shapes[i][0], names[i]))
     matrices = sum(len(shapes[i]) > 1 for i in order)  # a vector has no rows that a step looks up
     for left, i in zip(range(len(order), 0, -1), order, strict=True):
-        rows, numel, is_matrix = shapes[i][0], samples[i].numel, len(shapes[i]) > 1
+        rows, numel, is_matrix = shapes[i][0], designs[i].numel, len(shapes[i]) > 1
         most = sample_size + (free // matrices if is_matrix else 0)
         if RUN * rows <= min(numel, most):
-            samples[i] = Sample(names[i], numel, seed, row_strata=rows, cell_strata=1, rows=rows)
+            designs[i] = Sample(names[i], numel, seed, row_strata=rows, cell_strata=1, rows=rows)
         elif i in tall:
             points = min(numel if i in tables and mostly_tables else rows, most)
             points = max(points, min(rows, MOST_POINTS, sample_size + room // left))
-            samples[i] = Sample(names[i], numel, seed, row_strata=1, cell_strata=points, run=1)
+            designs[i] = Sample(names[i], numel, seed, row_strata=1, cell_strata=points, run=1)
         room, free = (n - (samples[i].count - sample_size) for n in (room, free))
         matrices -= is_matrix
-    return tuple(samples)
-
-
-def _named(name: str, like: Sample) -> Sample:
-    return Sample(
-        name, like.numel, like.seed, like.row_strata, like.cell_strata, like.rows, like.run
-    )
+    return samples
 
 
 def is_tall(shape: tuple[int, ...]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import BY_LANE, RUN
 from distmon.layout import Shard
 from distmon.sampling.batches import Batch, batches
-from distmon.sampling.sample import Indices, Sample
+from distmon.sampling.sample import Indices
+from distmon.sampling.samples import Samples
 
 Runs = tuple[Indices, Indices, Indices]
 """Offset in the local tensor, length and group code of each run."""
+Codes = NDArray[np.uint8]
+"""As in `GradientRuns.codes`."""
 
 
 @dataclass(frozen=True)
@@ -47,43 +50,48 @@ class GradientRuns:
 
 
 def build_gradient_runs(
-    shards: Sequence[Shard], samples: Mapping[int, Sample], device: torch.device
+    shards: Sequence[Shard], samples: Samples, rows: Iterable[int], device: torch.device
 ) -> GradientRuns:
-    """Lay out the runs that this rank holds; gradients without a sample are read whole."""
-    pieces: list[tuple[Indices, Indices, Runs]] = []
+    """Lay out the runs that this rank holds of the parameters `rows`; others are read whole."""
+    pieces: list[tuple[Indices, Indices, Indices, Codes]] = []
     counts = np.zeros(len(shards), dtype=np.int64)
-    for batch in batches(shards, samples):
-        for which, runs in _held(batch):
+    for batch in batches(shards, samples, rows):
+        for which, (offsets, lengths, groups) in _held(batch):
             held = np.bincount(which, minlength=len(batch.rows))
             counts[batch.rows] += held
-            pieces.append((batch.rows, held, runs))
-    first = np.cumsum([0, *counts])
+            pieces.append((batch.rows, held, offsets, _codes(lengths, groups)))
+    first = np.concatenate(([0], np.cumsum(counts)))
     free = first[:-1].copy()
-    tables = tuple(np.empty(first[-1], dtype=np.int64) for _ in range(3))
-    for rows, held, runs in pieces:
+    all_offsets = np.empty(first[-1], dtype=np.int64)
+    all_codes = np.empty(first[-1], dtype=np.uint8)
+    for some, held, offsets, codes in pieces:
         # The runs of a piece lie in the order of its parameters.
-        within = np.arange(len(runs[0])) - np.repeat(np.cumsum(held) - held, held)
-        places = np.repeat(free[rows], held) + within
-        free[rows] += held
-        for table, values in zip(tables, runs, strict=True):
-            table[places] = values
-    return _on_device(first, tables, device)
+        within = np.arange(len(offsets)) - np.repeat(np.cumsum(held) - held, held)
+        places = np.repeat(free[some], held) + within
+        free[some] += held
+        all_offsets[places], all_codes[places] = offsets, codes
+    return _on_device(first, all_offsets, all_codes, device)
 
 
 def pack_runs(held: Sequence[Runs], device: torch.device) -> GradientRuns:
     """Put the runs of every parameter into one table on `device`."""
     first = np.cumsum([0, *(len(offsets) for offsets, _, _ in held)])
     offsets, lengths, groups = (np.concatenate(each) for each in zip(*held, strict=True))
-    return _on_device(first, (offsets, lengths, groups), device)
+    return _on_device(first, offsets, _codes(lengths, groups), device)
 
 
-def _on_device(first: Indices, runs: tuple[Indices, ...], device: torch.device) -> GradientRuns:
-    offsets, lengths, groups = runs
+def _codes(lengths: Indices, groups: Indices) -> Codes:
+    return (lengths - 1 + (groups << 3)).astype(np.uint8)
+
+
+def _on_device(
+    first: Indices, offsets: Indices, codes: Codes, device: torch.device
+) -> GradientRuns:
     wide = offsets.size > 0 and offsets.max() + RUN >= 2**31
     return GradientRuns(
         first=first,
         offsets=torch.from_numpy(offsets.astype(np.int64 if wide else np.int32)).to(device),
-        codes=torch.from_numpy((lengths - 1 + (groups << 3)).astype(np.uint8)).to(device),
+        codes=torch.from_numpy(codes).to(device),
     )
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from csrc_triton.row_layout import GROUPS
 from distmon.layout import Shard
 from distmon.sampling.batches import Batch, batches
-from distmon.sampling.sample import Indices, Sample
+from distmon.sampling.sample import Indices
+from distmon.sampling.samples import Samples
 
 # Rows of one chunk are processed together; 2**17 elements of float32 stay in a core's cache.
 CHUNK_ELEMENTS = 1 << 17
@@ -19,40 +20,43 @@ CHUNK_ELEMENTS = 1 << 17
 
 @dataclass(frozen=True)
 class LocalOffsets:
-    """Local offsets of the samples; those of group g of parameter i begin at `first[i, g]`."""
+    """Local offsets of the samples; those of parameter i begin at `first[i]`, group by group."""
 
-    counts: Indices
+    counts: NDArray[np.int32]
     """[parameters, GROUPS]"""
     first: Indices
-    """[parameters, GROUPS]"""
+    """[parameters]"""
     offsets: NDArray[np.signedinteger]
     """int32, or int64 where a local tensor is longer than that can say."""
 
     @property
-    def widths(self) -> Indices:
+    def widths(self) -> NDArray[np.int32]:
         """[parameters]: slots of each group; 0 where nothing is held here."""
         return np.asarray(self.counts.max(1, initial=0))
 
-    def table(self, rows: Indices, width: int) -> tuple[NDArray[np.signedinteger], Indices]:
+    def table(
+        self, rows: Indices, width: int
+    ) -> tuple[NDArray[np.signedinteger], NDArray[np.int32]]:
         """Return [rows, GROUPS, width] offsets, 0 in unused slots, and the used slots by group."""
         counts = self.counts[rows]
+        first = self.first[rows][:, None] + np.cumsum(counts, axis=1) - counts
         slots = np.arange(width)
         used = slots < counts[:, :, None]
-        places = np.where(used, self.first[rows][:, :, None] + slots, 0)
+        places = np.where(used, first[:, :, None] + slots, 0)
         return np.where(used, self.offsets[places], 0).astype(self.offsets.dtype), counts
 
 
-def place(shards: Sequence[Shard], samples: Sequence[Sample]) -> LocalOffsets:
+def place(shards: Sequence[Shard], samples: Samples) -> LocalOffsets:
     """Find the samples in the local tensors of this rank."""
-    counts = np.zeros((len(shards), GROUPS), dtype=np.int64)
-    first = np.zeros((len(shards), GROUPS), dtype=np.int64)
+    counts = np.zeros((len(shards), GROUPS), dtype=np.int32)
+    first = np.zeros(len(shards), dtype=np.int64)
     found: list[NDArray[np.signedinteger]] = []
     size = 0
-    for batch in batches(shards, dict(enumerate(samples))):
+    for batch in batches(shards, samples, range(len(shards))):
         offsets, held = _placed(batch)
         counts[batch.rows] = held
-        ends = size + np.cumsum(held.reshape(-1))
-        first[batch.rows] = ends.reshape(-1, GROUPS) - held
+        each = held.sum(1)
+        first[batch.rows] = size + np.cumsum(each) - each
         size += len(offsets)
         narrow = batch.sample.numel < 2**31
         found.append(offsets.astype(np.int32 if narrow else np.int64))
@@ -82,7 +86,7 @@ def _placed(batch: Batch) -> tuple[Indices, Indices]:
     return local[here][order], counts.reshape(many, GROUPS)
 
 
-def share_chunks(widths: Indices) -> Iterator[tuple[Indices, int]]:
+def share_chunks(widths: NDArray[np.int32]) -> Iterator[tuple[Indices, int]]:
     """Yield the rows and the width of each chunk; rows without samples are in none.
 
     Rows of similar width share a chunk, so that padding stays small.

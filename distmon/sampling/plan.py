@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from distmon.sampling.designs import gradient_samples, weight_samples, whole_sam
 from distmon.sampling.gradient_runs import GradientRuns, build_gradient_runs
 from distmon.sampling.local_offsets import place, share_chunks
 from distmon.sampling.reading import Reading
-from distmon.sampling.sample import REPLICA_CLASSES, Sample, hash48, hash48_of
+from distmon.sampling.sample import REPLICA_CLASSES, hash48_of
 from distmon.sampling.sample_numbers import SampleNumbers
+from distmon.sampling.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,11 @@ class SamplePlan:
 
     names: tuple[str, ...]
     reading: Reading
-    samples: tuple[Sample, ...]
+    samples: Samples
     """Of weights and updates, and of gradients for their histogram."""
     numbers: SampleNumbers
     """Of `samples`."""
-    gradient_samples: tuple[Sample, ...]
+    gradient_samples: Samples
     """Of gradients, for their moments and extremes."""
     gradient_numbers: SampleNumbers
     """Of `gradient_samples`."""
@@ -75,16 +77,21 @@ class SamplePlan:
     @property
     def nbytes(self) -> int:
         """Device memory of snapshot and tables."""
-        tables = [self.offsets, self.snapshot]
+        tables = [self.snapshot]
         for c in self.chunks:
             tables += [c.group_counts, c.half_ulp, *([] if c.padding is None else [c.padding])]
-        return sum(t.numel() * t.element_size() for t in tables) + self.gradient_runs.nbytes
+        offsets = self.offsets.untyped_storage().nbytes()
+        return sum(t.nbytes for t in tables) + offsets + self.gradient_runs.nbytes
+
+    def free_offsets(self) -> None:
+        """Free the memory of `offsets`, and of those of the chunks, which may not be read again."""
+        self.offsets.untyped_storage().resize_(0)
 
     def describe(self) -> dict[str, Any]:
         """Return how much of every tensor is read, as plain values over all ranks."""
         return {
             "text": self.reading.text,
-            "elements": sum(sample.numel for sample in self.samples),
+            "elements": sum(like.numel for like in self.samples.designs),
             "sampled_elements": int(self.numbers.count.sum()),
             "gradient_elements": int(self.gradient_numbers.count.sum()),
             "gradient_read_seconds": self.reading.seconds,
@@ -97,7 +104,7 @@ class SamplePlan:
         """
         counted = self.numbers.count
         if self.reading.whole_weights:  # so are the bins
-            counted = np.array([sample.numel for sample in self.samples])
+            counted = np.array([like.numel for like in self.samples.designs])
         # Twice: one part of a parameter may be on more ranks than another.
         return bin_words(2 * copies * int(counted.max(initial=0)))
 
@@ -118,60 +125,60 @@ def build_plan(
     shards: Sequence[Shard], reading: Reading, seed: int, device: torch.device
 ) -> SamplePlan:
     """Choose every sample and lay out the part that this rank holds."""
-    names, shapes = [s.name for s in shards], [s.global_shape for s in shards]
-    samples = [*weight_samples(names, shapes, reading.sample_size, seed)]
-    of_gradients = [*gradient_samples(names, shapes, seed)]
+    names, shapes = tuple(s.name for s in shards), [s.global_shape for s in shards]
+    samples = weight_samples(names, shapes, reading.sample_size, seed)
+    of_gradients = gradient_samples(names, shapes, seed)
     if reading.whole_gradients:
+        whole = {shape: whole_sample("", prod(shape), seed) for shape in {*shapes}}
         for i, shard in enumerate(shards):
             if not shard.may_be_partial:
-                of_gradients[i] = whole_sample(shard.name, shard.numel, seed)
+                of_gradients.designs[i] = whole[shapes[i]]
             elif reading.whole_weights:
                 # A gradient that is still to be added over ranks travels element by element.
-                samples[i] = of_gradients[i] = whole_sample(shard.name, shard.numel, seed)
-    sampled = {
-        i: gradient
-        for i, (shard, gradient) in enumerate(zip(shards, of_gradients, strict=True))
-        if not (gradient.whole or shard.may_be_partial)
-    }
+                samples.designs[i] = of_gradients.designs[i] = whole[shapes[i]]
     numbers, gradient_numbers = SampleNumbers.of(samples), SampleNumbers.of(of_gradients)
-    what = zip(
-        names,
-        shapes,
-        *(x.tolist() for n in (numbers, gradient_numbers) for x in (n.expansion, n.count)),
-        strict=True,
-    )
+    partial = np.array([s.may_be_partial for s in shards])
+    sampled = np.flatnonzero(~(gradient_numbers.whole | partial)).tolist()
     dtype = torch.float64 if any(s.dtype == torch.float64 for s in shards) else torch.float32
     offsets, snapshot, chunks = _tables(shards, samples, dtype, device)
     keys, classes = _replica_classes(shards)
     return SamplePlan(
-        names=tuple(names),
+        names=names,
         reading=reading,
-        samples=tuple(samples),
+        samples=samples,
         numbers=numbers,
-        gradient_samples=tuple(of_gradients),
+        gradient_samples=of_gradients,
         gradient_numbers=gradient_numbers,
-        gradient_runs=build_gradient_runs(shards, sampled, device),
+        gradient_runs=build_gradient_runs(shards, of_gradients, sampled, device),
         offsets=offsets,
         snapshot=snapshot,
         chunks=chunks,
         device=device,
         dtype=dtype,
-        plan_hash=hash48_of(chain((f"{seed}{reading.text}",), map(str, what))),
+        plan_hash=_plan_hash(f"{seed}{reading.text}", names, shapes, numbers, gradient_numbers),
         region_keys=keys,
         replica_class=torch.from_numpy(classes).to(device),
     )
 
 
+def _plan_hash(
+    what: str, names: Sequence[str], shapes: Sequence[tuple[int, ...]], *numbers: SampleNumbers
+) -> int:
+    # Each number becomes an object of Python only when it is its turn.
+    columns = (x.data for n in numbers for x in (n.expansion, n.count))
+    return hash48_of(chain((what,), map(str, zip(names, shapes, *columns, strict=True))))
+
+
 def _tables(
-    shards: Sequence[Shard], samples: Sequence[Sample], dtype: torch.dtype, device: torch.device
+    shards: Sequence[Shard], samples: Samples, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[Chunk, ...]]:
     """Return offsets and snapshot of all rows that have something here, and their chunks."""
     placed = place(shards, samples)
     rows_of = [*share_chunks(placed.widths)]
     slots = [len(rows) * GROUPS * width for rows, width in rows_of]
-    host = np.empty(sum(slots), dtype=placed.offsets.dtype)
-    offsets = torch.from_numpy(host).to(device)
-    snapshot = torch.zeros(len(host), dtype=dtype, device=device)
+    numbers = torch.int64 if placed.offsets.itemsize == 8 else torch.int32
+    offsets = torch.empty(sum(slots), dtype=numbers, device=device)
+    snapshot = torch.zeros(len(offsets), dtype=dtype, device=device)
     ulps = {dtype: torch.finfo(dtype).eps / 2 for dtype in {s.dtype for s in shards}}
     half_ulp = np.array([ulps[s.dtype] for s in shards])
     chunks: list[Chunk] = []
@@ -190,7 +197,7 @@ def _tables(
                 offsets=there,
                 padding=padding,
                 snapshot=snapshot[begin : begin + size].view(shape),
-                group_counts=torch.from_numpy(counts.astype(np.int32)).to(device),
+                group_counts=torch.from_numpy(counts).to(device),
                 half_ulp=torch.from_numpy(half_ulp[rows]).to(device),
             )
         )
@@ -205,12 +212,15 @@ def _replica_classes(shards: Sequence[Shard]) -> tuple[tuple[int, ...], NDArray[
     the same ranks can be compared as one. Beyond REPLICA_CLASSES ways to spread the rest share the
     last class: what they hold is compared less often, never wrongly.
     """
-    held = sorted({s.sharding for s in shards if s.parameters})
+    held = sorted({s.sharding for s in shards if s.parameter is not None})
     number = {spread: min(i, REPLICA_CLASSES - 1) for i, spread in enumerate(held)}
-    members: list[list[str]] = [[] for _ in range(REPLICA_CLASSES)]
-    classes = np.zeros(len(shards), dtype=np.int64)
-    for i, shard in enumerate(shards):
-        if shard.parameters:
-            classes[i] = number[shard.sharding]
-            members[classes[i]].append(f"{shard.name}:{shard.region.key()}")
-    return tuple(hash48(*texts) if texts else 0 for texts in members), classes
+    classes = np.array([number.get(s.sharding, 0) for s in shards], dtype=np.int64)
+    keys = [0] * REPLICA_CLASSES
+    for kind in {*number.values()}:
+        members = (
+            shard
+            for shard, its in zip(shards, classes.data, strict=True)
+            if its == kind and shard.parameter is not None
+        )
+        keys[kind] = hash48_of(f"{shard.name}:{shard.region.key()}" for shard in members)
+    return tuple(keys), classes

@@ -73,7 +73,7 @@ class Sample:
     @property
     def count(self) -> int:
         """Elements in the sample."""
-        return int(count_elements([self])[0])
+        return int(count_elements(self, [self.name])[0])
 
     @property
     def by_lane(self) -> bool:
@@ -87,7 +87,7 @@ class Sample:
     @property
     def starts(self) -> Indices:
         """Flat index of the first element of each run in the unsharded parameter."""
-        return np.asarray(draw([self], 0, self.numel).starts[0])
+        return np.asarray(draw(self, [self.name], 0, self.numel).starts[0])
 
     def lengths(self, starts: Indices) -> Indices:
         """Elements in each of the runs that begin at `starts`."""
@@ -126,7 +126,7 @@ class Sample:
     @property
     def group_share(self) -> NDArray[np.float64]:
         """Share of the sample that falls into each of the GROUPS."""
-        return np.asarray(group_shares([self])[0])
+        return np.asarray(group_shares(self, [self.name])[0])
 
 
 @dataclass(frozen=True)
@@ -146,16 +146,15 @@ def choose(name: str, numel: int, sample_size: int, seed: int) -> Sample:
     return Sample(name, numel, seed, row_strata=1, cell_strata=-(-sample_size // RUN))
 
 
-def draw(samples: Sequence[Sample], begin: int, end: int) -> DrawnRuns:
-    """Return the runs of samples of one design in the strata that meet `begin` to `end`.
+def draw(s: Sample, names: Sequence[str], begin: int, end: int) -> DrawnRuns:
+    """Return the runs of samples like `s` of these names in the strata that meet `begin` to `end`.
 
     A rank of many holds a short range of each parameter, and strata lie in the order of the
     elements, so only the few that may fall into it are computed.
     """
-    s = samples[0]
     if s.whole:
         numbers = np.arange(begin // s.run, -(-end // s.run), dtype=np.int64)
-        starts = np.broadcast_to(numbers * s.run, (len(samples), len(numbers)))
+        starts = np.broadcast_to(numbers * s.run, (len(names), len(numbers)))
         return DrawnRuns(numbers, starts, s.lengths(starts))
     row, last_row = begin // s.row_length, (end - 1) // s.row_length
     row_strata = _strata_of(row, last_row, s.rows, s.row_strata)
@@ -164,47 +163,44 @@ def draw(samples: Sequence[Sample], begin: int, end: int) -> DrawnRuns:
         first, last = begin - row * s.row_length, end - 1 - row * s.row_length
         cell_strata = _strata_of(first // s.run, last // s.run, s.cells, s.cell_strata)
     numbers = row_strata[:, None] * s.cell_strata + cell_strata
-    cells = _points(_uniform(samples, "", numbers), s.cells, s.cell_strata, cell_strata)
+    cells = _points(_uniform(s, names, "", numbers), s.cells, s.cell_strata, cell_strata)
     rows = row_strata[:, None]
     if s.row_strata < s.rows:
-        uniform = _uniform(samples, "rows", numbers)
+        uniform = _uniform(s, names, "rows", numbers)
         rows = _points(uniform, s.rows, s.row_strata, rows)
-    starts = (rows * s.row_length + cells * s.run).reshape(len(samples), -1)
+    starts = (rows * s.row_length + cells * s.run).reshape(len(names), -1)
     return DrawnRuns(numbers.reshape(-1), starts, s.lengths(starts))
 
 
-def count_elements(samples: Sequence[Sample]) -> Indices:
-    """Return the number of elements in each of several samples of one design."""
-    s = samples[0]
+def count_elements(s: Sample, names: Sequence[str]) -> Indices:
+    """Return the number of elements in each of the samples like `s` of these names."""
     if s.whole:
-        return np.full(len(samples), s.numel)
-    missing = _drew_short_cell(samples).sum(1) * _missing_in_short_cell(s)
+        return np.full(len(names), s.numel)
+    missing = _drew_short_cell(s, names).sum(1) * _missing_in_short_cell(s)
     return np.asarray(s.row_strata * s.cell_strata * s.run - missing)
 
 
-def group_shares(samples: Sequence[Sample]) -> NDArray[np.float64]:
-    """Return [samples, GROUPS]: how the elements of samples of one design fall into groups."""
-    s = samples[0]
-    shape = (len(samples), GROUPS)
+def group_shares(s: Sample, names: Sequence[str]) -> NDArray[np.float64]:
+    """Return how the elements of samples like `s` of these names fall into the GROUPS.
+
+    A row for each of them, or one for all where chance brings no short cells into some.
+    """
     if s.whole:
         full, rest = divmod(s.numel, s.run)
         found = (full // GROUPS + (np.arange(GROUPS) < full % GROUPS)) * s.run
         found[full % GROUPS] += rest
-        return np.broadcast_to(found / s.numel if s.numel else np.full(GROUPS, 1 / GROUPS), shape)
-    runs = s.row_strata * s.cell_strata
+        return found[None] / s.numel if s.numel else np.full((1, GROUPS), 1 / GROUPS)
+    runs, lanes = s.row_strata * s.cell_strata, np.arange(GROUPS)
     lost = _missing_in_short_cell(s)
-    short = _drew_short_cell(samples)
+    short = _drew_short_cell(s, names if lost else names[:1])
     if s.by_lane:
-        lanes = np.arange(GROUPS)
-        inside = (lanes < s.run) * runs
-        found = inside - np.where(
-            (lanes >= s.run - lost) & (lanes < s.run), short.sum(1)[:, None], 0
-        )
+        cut = (lanes >= s.run - lost) & (lanes < s.run)
+        found = (lanes < s.run) * runs - np.where(cut, short.sum(1)[:, None], 0)
     else:
         groups = s.groups(np.arange(runs, dtype=np.int64))
-        found = np.bincount(groups, minlength=GROUPS) * s.run
         last = groups[s.cell_strata - 1 :: s.cell_strata]
-        found = found - lost * np.stack([short[:, last == g].sum(1) for g in range(GROUPS)], 1)
+        missing = lost * np.stack([short[:, last == g].sum(1) for g in range(GROUPS)], 1)
+        found = np.bincount(groups, minlength=GROUPS) * s.run - missing
     return np.asarray(found / found.sum(1, keepdims=True))
 
 
@@ -213,15 +209,14 @@ def _missing_in_short_cell(sample: Sample) -> int:
     return -sample.row_length % sample.run
 
 
-def _drew_short_cell(samples: Sequence[Sample]) -> NDArray[np.bool_]:
-    """Return [samples, row_strata]: whether the last stratum of the row drew a shorter cell."""
-    s = samples[0]
+def _drew_short_cell(s: Sample, names: Sequence[str]) -> NDArray[np.bool_]:
+    """Return [names, row_strata]: whether the last stratum of the row drew a shorter cell."""
     if not _missing_in_short_cell(s):
-        return np.zeros((len(samples), s.row_strata), dtype=bool)
+        return np.zeros((len(names), s.row_strata), dtype=bool)
     last = np.array([s.cell_strata - 1])
     numbers = np.arange(s.row_strata, dtype=np.int64)[:, None] * s.cell_strata + last
-    drawn = _points(_uniform(samples, "", numbers), s.cells, s.cell_strata, last)
-    return np.broadcast_to(drawn[..., 0] == s.cells - 1, (len(samples), s.row_strata))
+    drawn = _points(_uniform(s, names, "", numbers), s.cells, s.cell_strata, last)
+    return np.broadcast_to(drawn[..., 0] == s.cells - 1, (len(names), s.row_strata))
 
 
 def _strata_of(first: int, last: int, available: int, strata: int) -> Indices:
@@ -245,9 +240,9 @@ def _points(uniform: NDArray[np.float64], available: int, strata: int, stratum: 
     return np.minimum(points.astype(np.int64), last)
 
 
-def _uniform(samples: Sequence[Sample], axis: str, numbers: Indices) -> NDArray[np.float64]:
-    """Numbers in [0, 1), [samples, *numbers.shape], by name, seed and number only (splitmix64)."""
-    texts = (f"{sample.seed}{axis}:{sample.name}".encode() for sample in samples)
+def _uniform(s: Sample, names: Sequence[str], axis: str, numbers: Indices) -> NDArray[np.float64]:
+    """Numbers in [0, 1), [names, *numbers.shape], by name, seed and number only (splitmix64)."""
+    texts = (f"{s.seed}{axis}:{name}".encode() for name in names)
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     seeds = np.frombuffer(digests, dtype="<u8").reshape(-1, *(1,) * numbers.ndim)
     with np.errstate(over="ignore"):

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from csrc_triton.row_layout import GROUPS
-from distmon.sampling.sample import Design, Indices, Sample, count_elements, group_shares
+from distmon.sampling.sample import Indices, count_elements, group_shares
+from distmon.sampling.samples import Samples
+
+
+@dataclass(frozen=True)
+class GroupShares:
+    """Share of each sample that falls into each of its GROUPS.
+
+    Samples of one design have the same shares, unless it depends on chance: they are kept once.
+    """
+
+    rows: NDArray[np.float64]
+    """[different ones, GROUPS]"""
+    which: NDArray[np.int32]
+    """[parameters]: index into `rows`."""
+
+    @property
+    def table(self) -> NDArray[np.float64]:
+        """[parameters, GROUPS]"""
+        return self.rows.take(self.which, axis=0)
 
 
 @dataclass(frozen=True)
@@ -20,26 +38,25 @@ class SampleNumbers:
     """Elements in the sample."""
     expansion: NDArray[np.float64]
     whole: NDArray[np.bool_]
-    group_share: NDArray[np.float64]
-    """[parameters, GROUPS]: share of the sample that falls into each group."""
-    cluster: Indices
+    group_shares: GroupShares
+    cluster: NDArray[np.float64]
     """Elements that chance brings into the sample together: a run, unless every row has one."""
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> SampleNumbers:
+    def of(cls, samples: Samples) -> SampleNumbers:
         """Tabulate the samples."""
-        together: dict[Design, list[int]] = {}
-        for i, sample in enumerate(samples):
-            together.setdefault(sample.design, []).append(i)
         count = np.zeros(len(samples), dtype=np.int64)
         expansion = np.zeros(len(samples))
         whole = np.zeros(len(samples), dtype=bool)
-        share = np.zeros((len(samples), GROUPS))
-        cluster = np.ones(len(samples), dtype=np.int64)
-        for rows in together.values():
-            some = [samples[i] for i in rows]
-            count[rows] = count_elements(some)
-            expansion[rows], whole[rows] = some[0].expansion, some[0].whole
-            share[rows] = group_shares(some)
-            cluster[rows] = 1 if some[0].whole or some[0].by_lane else some[0].run
-        return cls(count, expansion, whole, share, cluster)
+        shares, different = [np.zeros((0, GROUPS))], 0
+        which = np.zeros(len(samples), dtype=np.int32)
+        cluster = np.ones(len(samples))
+        for rows in samples.by_design().values():
+            like, names = samples.designs[rows[0]], [samples.names[i] for i in rows]
+            count[rows] = count_elements(like, names)
+            expansion[rows], whole[rows] = like.expansion, like.whole
+            shares.append(group_shares(like, names))
+            which[rows] = different + np.arange(len(shares[-1]))
+            different += len(shares[-1])
+            cluster[rows] = 1 if like.whole or like.by_lane else like.run
+        return cls(count, expansion, whole, GroupShares(np.concatenate(shares), which), cluster)

@@ -75,7 +75,9 @@ def preload(sinks: Sequence[str]) -> None:
     for sink in sinks:
         for module in (f"distmon.sinks.{sink}", *_PRELOADED.get(sink, ())):
             with suppress(ImportError):  # named when the sink is opened
-                importlib.import_module(module)
+                found = importlib.import_module(module)
+                if module.startswith("distmon.") and hasattr(found, "preload"):
+                    found.preload()
 
 
 def _check_installed(sinks: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from distmon.record.record import Record
@@ -24,6 +25,11 @@ from distmon.untrusted.files import open_for_append, open_regular, set_aside_oth
 log = logging.getLogger("distmon")
 BYTES_PER_OBSERVATION: Final = 4 << 20
 """What the file may grow by on average; of a larger model not every observation is written."""
+
+
+def preload() -> None:
+    """Let pyarrow import what it imports when it converts its first array: pandas, if installed."""
+    pa.array(np.zeros(1), pa.float64())
 
 
 def open_sink(context: SinkContext) -> ArrowSink:

@@ -45,8 +45,8 @@ def encode(message: object) -> list[memoryview]:
     """Return a message as parts that are to lie one after another; arrays are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    parts = [memoryview(body), *(buffer.raw() for buffer in buffers)]
-    head = struct.pack(f"<Q{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
+    parts = [memoryview(body), *[buffer.raw() for buffer in buffers]]
+    head = struct.pack(f"<Q{len(parts)}Q", len(parts), *map(len, parts))
     return [memoryview(head), *parts]
 
 
@@ -93,7 +93,7 @@ class Mailbox:
     def connect(self, pipe: int, first: object) -> None:
         """Send to a new writer from now on: `first`, then what is not confirmed."""
         parts = encode(first)
-        length = sum(part.nbytes for part in parts)
+        length = sum(map(len, parts))
         with self._lock:
             self._pipe = pipe
             if self._capacity + length > len(self._view) - _HANDLED.size:
@@ -106,9 +106,11 @@ class Mailbox:
     def send(self, message: object) -> int | None:
         """Return the number of the message; None when there is no room. Never blocks."""
         parts = encode(message)
-        length = sum(part.nbytes for part in parts)
+        length = sum(map(len, parts))
         with self._lock:
             offset = self._find_room(length)
+            if offset is None or 2 * (offset + length) > self._capacity:
+                self._note(0, FLUSH, 0)  # room is needed before the answers come
             if offset is None:
                 return None
             self._write(parts, offset)
@@ -182,8 +184,9 @@ class Mailbox:
 
     def _write(self, parts: list[memoryview], at: int) -> None:
         for part in parts:
-            self._view[at : at + part.nbytes] = part
-            at += part.nbytes
+            end = at + len(part)
+            self._view[at:end] = part
+            at = end
 
     def _note_waiting(self) -> None:
         """Send the places that the writer does not know, in order, while the pipe has room."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from distmon.sinks import preload
 from distmon.writer.answers import AnswerPipe
+from distmon.writer.evaluator import Evaluated
 from distmon.writer.mailbox import FLUSH, PRINTED, Inbox, Notes
 from distmon.writer.session import (
     Assignment,
@@ -27,8 +28,8 @@ from distmon.writer.session import (
 
 FLUSH_S: Final = 30.0
 """Time to flush the sinks after the training process has ended without closing its monitor."""
-ANSWER_DELAY_S: Final = 0.05
-"""How long an answer waits for others, unless the training process waits for it."""
+ANSWER_DELAY_S: Final = 0.25
+"""How long an answer waits for others, unless the training process waits for it, or acts on it."""
 _NICENESS: Final = 5
 """Where all cores are busy, training comes first."""
 
@@ -103,10 +104,17 @@ def _serve(
                 result = session.handle(message)
             inbox.handled(number)
             texts.answer(("done", number, result))
-            if isinstance(message, Request | Load):
+            if isinstance(message, Request | Load) or is_urgent(result):
                 flush()
             if message == Request("close"):
                 return None
+
+
+def is_urgent(result: object) -> bool:
+    """Return whether something follows from an evaluation in the training process."""
+    return isinstance(result, Evaluated) and bool(
+        result.alerts or result.failures or result.read_in_full
+    )
 
 
 def _end_by_itself() -> None:

@@ -5,7 +5,6 @@ The training thread copies two arrays to shared memory; slots, losses and rows a
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,31 +18,31 @@ KIND: Final = "observation"
 """The first part of such a message."""
 
 
-def to_message(observation: Observation, view: ReducedView, mfu_source: str) -> tuple[Any, ...]:
-    """Return what is sent; its arrays are those of `view`, which may not change until it is."""
-    return (
-        KIND,
-        mfu_source,
-        (observation.step, observation.interval, observation.number),
-        observation.losses,
-        (observation.nonfinite, observation.desync, observation.tasks),
-        view.sizes,
-        pickle.PickleBuffer(view.added.data),
-        pickle.PickleBuffer(view.highest.data),
-    )
+def to_message(
+    view: ReducedView,
+    numbers: tuple[int, int, int],
+    losses: Mapping[int, float],
+    found: tuple[NonFinite | None, Desync | None, Mapping[str, float] | None],
+    mfu_source: str,
+) -> tuple[Any, ...]:
+    """Return what is sent, see `Observation.from_view`.
+
+    Its arrays are those of `view`, which may not change until it is sent.
+    """
+    return KIND, mfu_source, numbers, losses, found, tuple(view.sizes), *view.raw
 
 
 def from_message(
     numbers: tuple[int, int, int],
     losses: Mapping[int, float],
     found: tuple[NonFinite | None, Desync | None, Mapping[str, float] | None],
-    sizes: BufferSizes,
+    sizes: tuple[int, ...],
     added: Any,
     highest: Any,
 ) -> Observation:
     """Return the observation that `to_message` was given."""
     view = ReducedView(
-        sizes,
+        BufferSizes(*sizes),
         np.frombuffer(added, dtype=np.float64),
         np.frombuffer(highest, dtype=np.float32),
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from distmon import native
 from distmon.collect.own_hooks import KeptHook, KeptHooks
 
 
@@ -60,18 +62,38 @@ def test_a_hook_does_not_keep_its_module_alive() -> None:
     kept.remove()
 
 
-def test_kept_hooks_are_registered_once() -> None:
-    layer, registered = nn.Linear(2, 2), []
+@pytest.mark.parametrize("compiled", [False, True])
+def test_kept_hooks_are_registered_once(compiled: bool) -> None:
+    layers, called, registered = [nn.Linear(2, 2)], [], []
+    module = native.load() if compiled else None
+    if compiled and module is None:
+        pytest.skip("no native module")
+
+    def own(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+        called.append(f"own {[*kwargs]}")
 
     def register() -> list[KeptHook]:
         registered.append(True)
-        return [KeptHook(layer.register_forward_hook(lambda *_: None))]
+        (layer,) = layers
+        before = layer.register_forward_pre_hook(own, prepend=True, with_kwargs=True)
+        after = layer.register_forward_hook(lambda *_: called.append("after"))
+        return [KeptHook(before, first=True), KeptHook(after)]
 
-    hooks = KeptHooks(register)
+    layers[0].register_forward_pre_hook(lambda *_: called.append("other"))
+    hooks = KeptHooks(register, module)
     for _ in range(3):
         hooks.install()
         hooks.install()
-        assert len(layer._forward_hooks) == 1
+        layers[0](input=torch.ones(2))
         hooks.remove()
-        assert not layer._forward_hooks
+        hooks.remove()
+        layers[0](input=torch.ones(2))
+    assert called == ["own ['input']", "other", "after", "other"] * 3
     assert registered == [True]
+    hooks.install()
+    layers[0]._forward_hooks.clear()  # by somebody else
+    hooks.remove()
+    assert not layers[0]._forward_pre_hooks_with_kwargs
+    layers.clear()
+    hooks.install()
+    hooks.remove()

@@ -8,6 +8,7 @@ from math import fsum
 
 import numpy as np
 import torch
+from given_shard import given_shard
 
 from csrc_triton.row_layout import (
     BIN_WORDS,
@@ -49,16 +50,13 @@ class Case:
         def step() -> None:
             current[0] = self.after
 
-        shard = Shard(
-            name=name,
-            global_shape=self.global_shape or tuple(self.after.shape),
-            dtype=self.after.dtype,
-            region=self.region or Everything(),
+        shard = given_shard(
+            name,
+            self.global_shape or tuple(self.after.shape),
+            self.region or Everything(),
             weight=lambda: current[0],
             grad=lambda: self.grad,
-            gate=torch.ones(1, requires_grad=True),
-            grad_is_unreadable=lambda: False,
-            parameters=(),
+            dtype=self.after.dtype,
         )
         return shard, step
 

@@ -48,4 +48,4 @@ def test_parameters_of_other_ranks_become_absent_shards() -> None:
     assert shards[1].name == "other"
     assert shards[1].weight().numel() == 0
     assert shards[1].grad() is None
-    assert shards[1].parameters == ()
+    assert shards[1].parameter is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from distmon import layout
 from distmon.layout import capture
-from distmon.layout.shard import region_of_box
+from distmon.layout.shard import Shard, region_of_box
 from distmon.sampling.sample import choose
 
 
@@ -120,3 +123,34 @@ def test_every_sampled_element_is_held_by_the_same_number_of_ranks(parallelism: 
             assert least in ((2,) if parallelism == "hsdp" else (1, 4)), (name, world)
             assert implicit in (1, 4)
             assert count > 0
+
+
+def _objects_by_shape() -> dict[str, int]:
+    """Return how many objects 40 parameters of two shapes have for what they have in common."""
+    dist.init_process_group("fake", rank=3, world_size=8, store=FakeStore())
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(96, 40) for _ in range(20)])
+    fully_shard(model)
+    shards = capture(model)
+    dist.destroy_process_group()
+    return {
+        what: len({id(getattr(shard, what)) for shard in shards})
+        for what in ("global_shape", "region", "sharding", "paths", "model")
+    }
+
+
+def test_parameters_of_one_shape_share_what_they_have_in_common() -> None:
+    with fork_server().Pool(1) as pool:
+        found = pool.apply(_objects_by_shape)
+    assert found == {"global_shape": 2, "region": 2, "sharding": 2, "paths": 1, "model": 1}
+
+
+def test_no_kind_of_shard_has_a_dictionary() -> None:
+    """It would be larger than the rest of the shard, 100 000 times."""
+    kinds: set[type[Shard]] = set()
+    for path in Path(layout.__file__).parent.rglob("*.py"):
+        parts = path.relative_to(Path(layout.__file__).parents[2]).with_suffix("").parts
+        defined = vars(import_module(".".join(parts))).values()
+        kinds |= {each for each in defined if isinstance(each, type) and issubclass(each, Shard)}
+    assert len(kinds) > 10
+    assert {kind.__name__ for kind in kinds if kind.__dictoffset__} == set()

@@ -51,7 +51,7 @@ def test_the_weight_inside_is_read(kind: type[torch.Tensor]) -> None:
     assert shard.weight() is held
     assert shard.dtype == torch.bfloat16
     assert shard.grad() is model.weight.grad
-    assert shard.parameters == (model.weight,)
+    assert shard.parameter is model.weight
 
 
 def test_packed_values_are_named(caplog: pytest.LogCaptureFixture) -> None:

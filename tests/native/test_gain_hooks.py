@@ -204,3 +204,25 @@ def test_what_a_signal_handler_raises_is_raised(
     with pytest.raises(raised) as found:
         train()
     assert found.value.args == (7,)
+
+
+def test_what_is_sent_is_written_to_the_rows_of_the_blocks(hooks: GainHooks) -> None:
+    for block, size in ((0, 6), (1, 3)):
+        x = torch.arange(float(size), requires_grad=True) * 2
+        hooks.hook(x, block, 0)
+        y = x * 3
+        hooks.hook(y, block, 1)
+        (y * y).sum().backward()
+    cells = np.array(read(hooks))
+    table = torch.full((4, 5), torch.nan, dtype=torch.float64)
+    assert hooks.put(table.flatten(), np.array([2, 1]))
+    assert not table[[0, 3]].any()
+    for row, (before, after) in zip((2, 1), cells, strict=True):
+        expected = [before[0] ** 2, before[1], after[0] ** 2, after[1], 1.0]
+        assert table[row].tolist() == expected
+    assert not hooks.put(torch.zeros(20), np.array([2, 1]))  # float32
+    for rows in ([4, 0], [-1, 0]):
+        with pytest.raises(IndexError, match="no such row"):
+            hooks.put(table.flatten(), np.array(rows))
+    with pytest.raises(ValueError, match="2 items"):
+        hooks.put(table.flatten(), np.array([0]))

@@ -196,12 +196,12 @@ def test_skipped_steps_and_odd_arguments_are_left_to_python(tmp_path: Path) -> N
 
 
 def test_what_it_is_made_with_is_checked(native: NativeModule) -> None:
-    with pytest.raises(ValueError, match="each of the four entries"):
+    with pytest.raises(ValueError, match="each of the five entries"):
         native.idle_lane((), 1, 8, 4, 0, 1)
     with pytest.raises(TypeError):
         native.idle_lane(None, 1, 8, 4, 0, 1)  # type: ignore[arg-type]
     called: list[Any] = []
-    calls = tuple(lambda *a, i=i, **n: called.append((i, a, n)) for i in range(4))
+    calls = tuple(lambda *a, i=i, **n: called.append((i, a, n)) for i in range(5))
     lane: Any = native.idle_lane(calls, 1, 4, 4, 0, 1)
     lane.before_step("optimizer", (), {})
     lane.step(loss=1.0)
@@ -218,10 +218,38 @@ def test_what_it_is_made_with_is_checked(native: NativeModule) -> None:
     assert lane.take() is None
 
 
+def test_it_times_what_it_passes_on_from_the_call_to_the_return(native: NativeModule) -> None:
+    def passed_on(*_: object, loss: float = 0.0) -> None:
+        time.sleep(0.02 + 0.0 * loss)
+
+    lane: Any = native.idle_lane((passed_on,) * 5, 1, 64, 3, 4, 5)
+    lane.before_step(None)  # it is not open
+    lane.step(loss=1.0)
+    seconds, idle = lane.take_call_seconds()
+    assert seconds >= 0.04 > idle == 0.0
+    assert lane.take_call_seconds() == (0.0, 0.0)
+    lane.open_until(0, 1, 3, False, False, 0.0)
+    lane.step()
+    assert lane.take_call_seconds() == (0.0, 0.0)
+    lane.step()  # prepares the one at the limit
+    assert lane.take_call_seconds()[0] >= 0.02
+
+
+def test_a_call_that_is_idle_is_also_timed_apart(native: NativeModule) -> None:
+    def passed_on(*_: object) -> None:
+        lane.call_is_idle()
+
+    lane: Any = native.idle_lane((passed_on, print, print, print, print), 1, 64, 3, 4, 5)
+    lane.before_step(None)
+    lane.check()
+    seconds, idle = lane.take_call_seconds()
+    assert seconds > idle > 0
+
+
 def test_it_adds_up_the_phases_of_the_newest_steps(native: NativeModule) -> None:
-    lane: Any = native.idle_lane((print,) * 4, 1, 64, 3, 4, 5)
+    lane: Any = native.idle_lane((print,) * 5, 1, 64, 3, 4, 5)
     with pytest.raises(ValueError, match="no such phase"):
-        native.idle_lane((print,) * 4, 1, 64, 3, 4, 99)
+        native.idle_lane((print,) * 5, 1, 64, 3, 4, 99)
     begin = time.perf_counter()
     lane.open_until(0, 1, 100, True, True, begin)
     with pytest.raises(ValueError, match="no such phase"):
@@ -251,14 +279,18 @@ def test_steps_stay_idle_while_an_observation_is_evaluated(
     del native
     model, optimizer, monitor = attach(tmp_path)
     monkeypatch.setattr(EvaluationWorker, "busy", True)
-    python_steps: list[int] = []
-    before = StepCompletion.complete
+    completed: list[int] = []
+    prepared: list[int] = []
+    for name, steps in (("complete", completed), ("prepare", prepared)):
+        before = getattr(StepCompletion, name)
 
-    def counted(self: StepCompletion, *arguments: Any) -> None:
-        before(self, *arguments)
-        python_steps.append(monitor.parts.schedule.completed)
+        def noted(
+            self: StepCompletion, *arguments: Any, before: Any = before, steps: Any = steps
+        ) -> None:
+            before(self, *arguments)
+            steps.append(monitor.parts.schedule.completed)
 
-    monkeypatch.setattr(StepCompletion, "complete", counted)
+        monkeypatch.setattr(StepCompletion, name, noted)
     with monitor:
         for _ in range(3 * INTERVAL):
             optimizer.zero_grad()
@@ -266,7 +298,7 @@ def test_steps_stay_idle_while_an_observation_is_evaluated(
             loss.backward()
             optimizer.step()
             monitor.step(loss=loss)
-    later = [step for step in python_steps if step > INTERVAL]
-    # Where the phases begin to be measured, the step before an observation, and that one.
-    assert len(later) <= 8
-    assert {2 * INTERVAL - 1, 2 * INTERVAL} <= {*later}
+    assert {step for step in completed if step > INTERVAL} == {2 * INTERVAL, 3 * INTERVAL}
+    # Where the phases begin to be measured, and for the observed step.
+    later = [step for step in prepared if step > INTERVAL]
+    assert later == [68, 99, 118, 149]

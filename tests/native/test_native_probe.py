@@ -346,3 +346,40 @@ def test_small_numbers_count_where_the_processor_flushes_them(
     first = SUM["g_sq0"]
     expected = float(case.grad.double().square().sum())
     assert float(rows.sums[0, first : first + 8].sum()) == pytest.approx(expected)
+
+
+def test_threads_do_not_change_a_bit(probe_type: Callable[..., Probe]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    long = torch.randn(9001, 100, generator=generator)  # its runs are those of several threads
+    short = [torch.randn(40, 50, generator=generator) for _ in range(40)]
+    cases = [Case(x, x + 1e-3, x * 1e-4) for x in (*short[:20], long, *short[20:])]
+    cases.append(Case(long.double(), long.double() + 1e-3, long.double()))
+    cases[0] = replace(cases[0], grad=cases[0].grad * 1e-36)  # some are denormal
+    threads = torch.get_num_threads()
+    for exact in (False, True):
+        for flush in (False, torch.set_flush_denormal(True)):
+            found = []
+            try:
+                torch.set_flush_denormal(flush)
+                for count in (1, 2, 5):
+                    torch.set_num_threads(count)
+                    rows, probe, _ = run(cases, probe_type, exact=exact)
+                    found.append((rows.sums, rows.maxima, rows.bins, probe.row_checksums))
+            finally:
+                torch.set_num_threads(threads)
+                torch.set_flush_denormal(False)
+            for others in found[1:]:
+                for one, other in zip(found[0], others, strict=True):
+                    assert torch.equal(one, other)
+
+
+def test_runs_shared_by_threads_are_those_of_the_torch_probe(
+    probe_type: Callable[..., Probe],
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    cases = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.randn(9001, 100, generator=generator).to(dtype)
+        x[1000, 3], x[8999, 8] = torch.nan, torch.inf
+        cases += [Case(x, x, x), Case(x[:30], x[:30], x[:30]), Case(x, x, None)]
+    assert_probes_agree(cases, probe_type, TorchProbe, 1024, False)

@@ -169,7 +169,7 @@ def test_what_cplusplus_throws_is_a_python_exception(
     reader = native.row_reader(
         places,
         *(0, 8, none, np.zeros(1, np.int32), np.zeros((1, GROUPS), np.int32), empty),
-        *(4, np.zeros(0, np.float32), 0, np.zeros(1), empty),
+        *(4, np.zeros(0, np.float32), np.zeros(1)),
         *(0, 8, np.zeros(2, np.int64), empty, np.zeros(0, np.uint8)),
         np.array([numel]),
         np.array([WHOLE_WEIGHT], np.uint8),

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from given_shard import given_shard
 
 from distmon.errors import ConfigError
 from distmon.layout.plain import plain_shard
-from distmon.layout.shard import Shard
+from distmon.layout.shard import Everything, Shard
 from distmon.probe import TorchProbe
 from distmon.probe.backend import check_triton_version, choose_probe
 from distmon.sampling.plan import SamplePlan, build_plan
@@ -88,7 +89,7 @@ def test_a_dtype_that_kernels_cannot_read_is_named(
 ) -> None:
     plan, shards = on_gpu
     strange = torch.zeros(20, dtype=torch.float8_e4m3fnuz)
-    shards = [replace(shards[0], weight=lambda: strange)]
+    shards = [given_shard("w", (20,), Everything(), weight=lambda: strange)]
     with caplog.at_level(logging.WARNING, "distmon"):
         assert isinstance(choose_probe("auto", plan, shards), TorchProbe)
     assert "not float8_e4m3fnuz" in caplog.messages[0]

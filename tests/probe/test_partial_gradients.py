@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,8 @@ from reference import reference_bins
 
 from csrc_triton.row_layout import BINS, GROUPS, MAX, MAX_COLUMNS, SUM, SUM_COLUMNS
 from distmon.layout import Shard, capture
+from distmon.layout.plain import PlainShard
+from distmon.layout.shard import description
 from distmon.probe import Rows
 from distmon.probe.partial_gradients import PartialGradients
 from distmon.probe.torch_probe import TorchProbe
@@ -29,11 +31,22 @@ def _rows(count: int) -> Rows:
     )
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class PartialShard(PlainShard):
+    addends: int
+
+    def partial_count(self) -> int:
+        return self.addends
+
+
 def _rank(grads: list[torch.Tensor | None], addends: int, exact: bool = False) -> list[Shard]:
     model = torch.nn.ParameterList(torch.zeros(g.shape) for g in _shapes(exact))
     for parameter, grad in zip(model, grads, strict=True):
         parameter.grad = grad
-    return [replace(s, may_be_partial=True, partial_count=lambda: addends) for s in capture(model)]
+    return [
+        PartialShard(**description(s) | {"may_be_partial": True}, addends=addends)
+        for s in capture(model)
+    ]
 
 
 def _shapes(exact: bool) -> list[torch.Tensor]:

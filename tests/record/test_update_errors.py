@@ -20,6 +20,7 @@ from distmon.reduce.reduced import Reduced
 from distmon.sampling.designs import weight_samples
 from distmon.sampling.sample import Sample
 from distmon.sampling.sample_numbers import SampleNumbers
+from distmon.sampling.samples import Samples
 
 ROWS, WIDTH = 200_000, 16
 
@@ -139,9 +140,9 @@ def _update_estimates(
         sums[i, SUM["u_graded"]] = (g != 0).sum()
         sums[i, SUM["u_lost"]] = ((g != 0) & (x == 0)).sum()
     numel = np.full(len(samples), float(update.size))
-    numbers = SampleNumbers.of(samples)
+    numbers = SampleNumbers.of(Samples.of(samples))
     tables = {"w": SampleTable.of(numbers, numel), "u": SampleTable.of(numbers, numel)}
-    tables["g"] = SampleTable.of(numbers, numel, True)
+    tables["g"] = SampleTable.whole(numbers, numel)
     names = tuple(sample.name for sample in samples)
     sampling = Sampling(names, tables, numel, numel * 0 + 2, np.ones(len(samples), dtype=bool))
     maxima = np.zeros((len(samples), len(MAX_COLUMNS)))

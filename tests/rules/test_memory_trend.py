@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from distmon.collect.telemetry.memory import MemoryReading, read_memory, resident_bytes
+from distmon.collect.telemetry.memory import MemoryReading, ResidentMemory, read_memory
 from distmon.rules.memory_trend import FEWEST, sustained_growth
 
 MB = 2**20
@@ -63,20 +63,31 @@ def test_resident_memory_is_the_second_number_in_pages(tmp_path: Path) -> None:
     statm = tmp_path / "statm"
     statm.write_text("900 25 7 1 0 300 0\n")
     page = os.sysconf("SC_PAGE_SIZE")
-    assert resident_bytes(statm) == 25 * page
-    assert read_memory(torch.device("cpu"), statm=statm).rss_bytes == 25 * page
+    rarely, resident = ResidentMemory(statm, period_s=1e6), ResidentMemory(statm, period_s=0.0)
+    assert rarely.bytes() == resident.bytes() == 25 * page
+    statm.write_text("900 31 7 1 0 300 0\n")  # the file stays open
+    assert resident.bytes() == 31 * page
+    assert rarely.bytes() == 25 * page
+    rarely.close()
+    assert read_memory(torch.device("cpu"), rss=resident.bytes()).rss_bytes == 31 * page
+    resident.close()
+    resident.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux")
 def test_this_process_is_neither_tiny_nor_larger_than_its_peak() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    assert 20 * MB < resident_bytes() < peak + 20 * MB
+    resident = ResidentMemory()
+    assert 20 * MB < resident.bytes() < peak + 20 * MB
+    resident.close()
 
 
 def test_no_proc_no_number(tmp_path: Path) -> None:
-    assert math.isnan(resident_bytes(tmp_path / "statm"))
+    resident = ResidentMemory(tmp_path / "statm", period_s=0.0)
+    assert math.isnan(resident.bytes())
     (tmp_path / "statm").write_text("garbage")
-    assert math.isnan(resident_bytes(tmp_path / "statm"))
+    assert math.isnan(resident.bytes())
+    resident.close()
 
 
 def sawtooth(length: int, seed: int) -> list[float]:

@@ -97,7 +97,7 @@ def _ends_alone(rank: int, _: int, folder: str, kind: str) -> dict[str, Any]:
     if kind == "decision":
         options |= {"actions": {"checkpoint": "always"}, "on_checkpoint": lambda _: None}
     monitor = distmon.attach(model, optimizer, **options)
-    type(monitor.cycle).patience_s = PATIENCE_S  # type: ignore
+    type(monitor.cycle).patience_s = lambda _: PATIENCE_S  # type: ignore
     said: list[str] = []
     abandon = monitor.cycle.abandon
     monitor.cycle.abandon = lambda error: said.append(str(error)) or abandon(error)  # type: ignore

@@ -21,6 +21,7 @@ from distmon.sampling.designs import (
 )
 from distmon.sampling.sample import Sample
 from distmon.sampling.sample_numbers import SampleNumbers
+from distmon.sampling.samples import Samples
 
 SEEDS = 400
 
@@ -91,7 +92,7 @@ def _estimates(samples: Sequence[Sample], values: np.ndarray) -> Moments:
         squares = np.bincount(sample.element_groups, x * x, GROUPS)
         sums[i, first : first + GROUPS] = squares
     numel = np.full(len(samples), float(flat.size))
-    table = SampleTable.of(SampleNumbers.of(samples), numel)
+    table = SampleTable.of(SampleNumbers.of(Samples.of(samples)), numel)
     names = tuple(sample.name for sample in samples)
     trainable = np.ones(len(samples), dtype=bool)
     sampling = Sampling(names, dict.fromkeys("wgu", table), numel, numel * 0 + 2, trainable)

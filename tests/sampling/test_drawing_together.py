@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from csrc_triton.row_layout import GROUPS
-from distmon.sampling.sample import Sample, draw, group_shares
+from distmon.sampling.sample import Sample, draw
 from distmon.sampling.sample_numbers import SampleNumbers
+from distmon.sampling.samples import Samples
 
 DESIGNS = {
     "even": (1000, 1, 16, 1, 8),
@@ -21,9 +22,12 @@ DESIGNS = {
 }
 
 
+NAMES = ["a", "b", "c"]
+
+
 def _samples(design: tuple[int, int, int, int, int]) -> list[Sample]:
     numel, *rest = design
-    return [Sample(name, numel, 3, *rest) for name in "abc"]
+    return [Sample(name, numel, 3, *rest) for name in NAMES]
 
 
 @pytest.mark.parametrize("name", DESIGNS)
@@ -34,7 +38,7 @@ def test_a_range_has_every_run_that_meets_it(name: str) -> None:
     for _ in range(30):
         begin = int(make.integers(numel))
         end = int(make.integers(begin + 1, numel + 1))
-        drawn = draw(samples, begin, end)
+        drawn = draw(samples[0], NAMES, begin, end)
         for row, sample in enumerate(samples):
             starts = sample.starts
             meets = (starts < end) & (starts + sample.lengths(starts) > begin)
@@ -46,10 +50,9 @@ def test_a_range_has_every_run_that_meets_it(name: str) -> None:
 @pytest.mark.parametrize("name", DESIGNS)
 def test_numbers_are_those_of_the_elements(name: str) -> None:
     samples = _samples(DESIGNS[name])
-    numbers = SampleNumbers.of(samples)
-    shares = group_shares(samples)
+    numbers = SampleNumbers.of(Samples.of(samples))
+    shares = numbers.group_shares.table
     for row, sample in enumerate(samples):
         found = np.bincount(sample.element_groups, minlength=GROUPS)
         assert numbers.count[row] == len(sample.indices) == found.sum()
         np.testing.assert_allclose(shares[row], found / found.sum())
-        np.testing.assert_allclose(numbers.group_share[row], shares[row])

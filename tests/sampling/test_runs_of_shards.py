@@ -9,13 +9,15 @@ from math import prod
 import numpy as np
 import pytest
 import torch
+from given_shard import given_shard
 
 from csrc_triton.row_layout import BY_LANE, RUN
-from distmon.layout.shard import EMPTY_REGION, Box, Everything, FlatRange, Region, Shard
+from distmon.layout.shard import EMPTY_REGION, Box, Everything, FlatRange, Region
 from distmon.probe.strided_runs import runs_in_memory
 from distmon.sampling.designs import gradient_samples
 from distmon.sampling.gradient_runs import GradientRuns, build_gradient_runs
 from distmon.sampling.sample import Sample
+from distmon.sampling.samples import Samples
 
 CPU = torch.device("cpu")
 SHAPES = {
@@ -25,20 +27,6 @@ SHAPES = {
     "odd shape": (9, 2001),
     "three dimensions": (70, 13, 11),
 }
-
-
-def _shard(shape: tuple[int, ...], region: Region) -> Shard:
-    return Shard(
-        name="p",
-        global_shape=shape,
-        dtype=torch.float32,
-        region=region,
-        weight=lambda: torch.empty(0),
-        grad=lambda: None,
-        gate=torch.ones(1, requires_grad=True),
-        grad_is_unreadable=lambda: False,
-        parameters=(),
-    )
 
 
 def _regions(kind: str, shape: tuple[int, ...]) -> list[tuple[Region, np.ndarray]]:
@@ -94,7 +82,9 @@ def test_ranks_together_read_the_global_sample(design: str, kind: str) -> None:
     sample = _sample(shape)
     found, lengths = [], set()
     for region, held in _regions(kind, shape):
-        runs = build_gradient_runs([_shard(shape, region)], {0: sample}, CPU)
+        runs = build_gradient_runs(
+            [given_shard("p", shape, region)], Samples.of([sample]), [0], CPU
+        )
         assert runs.first.tolist() == [0, len(runs.codes)]
         lengths |= set(runs.lengths.tolist())
         local, groups = _elements(runs)
@@ -107,8 +97,8 @@ def test_ranks_together_read_the_global_sample(design: str, kind: str) -> None:
 def test_runs_of_several_parameters_lie_one_after_another() -> None:
     shapes = [SHAPES["odd shape"], SHAPES["spread evenly"], SHAPES["every column"]]
     samples = [_sample(shape) for shape in shapes]
-    shards = [_shard(shape, Everything()) for shape in shapes]
-    runs = build_gradient_runs(shards, {0: samples[0], 2: samples[2]}, CPU)
+    shards = [given_shard("p", shape, Everything()) for shape in shapes]
+    runs = build_gradient_runs(shards, Samples.of(samples), [0, 2], CPU)
     assert runs.first[1] == runs.first[2]
     offsets, _ = _elements(runs)
     wanted = np.concatenate((samples[0].indices, samples[2].indices))
@@ -118,7 +108,9 @@ def test_runs_of_several_parameters_lie_one_after_another() -> None:
 def test_offsets_are_wide_only_where_they_must_be() -> None:
     for numel, dtype in ((2**31 - 8, torch.int32), (2**32, torch.int64)):
         sample = Sample("p", numel, 0, row_strata=1, cell_strata=512)
-        runs = build_gradient_runs([_shard((numel,), Everything())], {0: sample}, CPU)
+        runs = build_gradient_runs(
+            [given_shard("p", (numel,), Everything())], Samples.of([sample]), [0], CPU
+        )
         assert runs.offsets.dtype == dtype
         np.testing.assert_array_equal(_elements(runs)[0], sample.indices)
 
@@ -138,8 +130,8 @@ def test_runs_in_memory_of_a_strided_gradient(design: str, layout: str) -> None:
         grad = torch.stack((values, -values), 2)[:, :, 0]
     else:
         grad = values[0].expand(rows, columns)
-    shards = [_shard(shape, Everything())] * 2
-    runs = build_gradient_runs(shards, {0: sample, 1: sample}, CPU)
+    shards = [given_shard("p", shape, Everything())] * 2
+    runs = build_gradient_runs(shards, Samples.of([sample] * 2), [0, 1], CPU)
     strided = runs_in_memory(runs, {1: grad})
     end = int(runs.first[1])
     assert torch.equal(strided.offsets[:end], runs.offsets[:end])

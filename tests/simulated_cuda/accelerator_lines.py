@@ -29,7 +29,7 @@ TOOLS = ("bench", "verify", "selftest", "cli", "coordcheck", "report", "replay")
 WHOLE = {
     "distmon/collect/inside/activation_rows.py": ("_add_by_triton",),
     "distmon/device.py": ("DeviceMark", "pinned"),
-    "distmon/layout/host_copies.py": ("copied_to_host", "_copied"),
+    "distmon/layout/host_copies.py": ("HostCopy", "copied_to_host", "_copy"),
     "distmon/probe/address_table.py": ("AddressTable", "in_memory_order", "is_dense"),
     "distmon/probe/triton_probe.py": ("TritonProbe", "_expected_dtype_sets"),
     "distmon/probe/backend.py": ("_compile_now",),

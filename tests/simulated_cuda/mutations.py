@@ -126,7 +126,7 @@ MUTATIONS = (
         "phases that the device has not passed are dropped",
         "check_phases_are_kept_until_the_device_has_passed_them",
         "distmon/collect/telemetry/phases.py",
-        "                self._steps.append(spans)",
+        "                self._steps.append(step)",
         "                pass",
     ),
     Mutation(

@@ -9,7 +9,7 @@ import pytest
 
 from distmon.writer import mailbox as module
 from distmon.writer.answers import AnswerPipe, Answers
-from distmon.writer.mailbox import Inbox, Mailbox, Notes
+from distmon.writer.mailbox import FLUSH, Inbox, Mailbox, Notes
 
 
 @pytest.fixture
@@ -53,6 +53,18 @@ def test_memory_is_bounded_and_freed_in_any_order(small: Mailbox) -> None:
     small.confirm(2)
     assert small.send(np.zeros(5000)) is None  # two holes are not one
     assert small.send(large) == 4
+    small.close()
+
+
+def test_answers_are_asked_for_when_half_of_the_memory_is_taken(small: Mailbox) -> None:
+    read, write = pipe()
+    small.connect(write, None)
+    os.read(read, 1 << 16)
+    asked = []
+    for _ in range(4):
+        small.send(np.zeros(2500))
+        asked.append(any(note[1] == FLUSH for note in Notes().feed(os.read(read, 1 << 16))))
+    assert asked == [False, True, True, True]  # the last one was refused
     small.close()
 
 

@@ -26,11 +26,14 @@ from small_runs import quiet, small_model, train
 
 import distmon
 from distmon import Monitor, read_run
+from distmon.rules.alert import Alert
 from distmon.rules.base import Finding
 from distmon.runtime import writer_start
 from distmon.runtime.worker import EvaluationWorker
 from distmon.runtime.writer_process import WriterProcess
 from distmon.runtime.writer_start import Restarts
+from distmon.writer.evaluator import Evaluated
+from distmon.writer.main import is_urgent
 
 LONG_S = 240.0
 
@@ -338,3 +341,12 @@ def test_a_killed_training_loses_nothing_and_imports_nothing(tmp_path: Path) -> 
             assert f"step:{step} " in outcome.stdout
     finally:
         os.kill(int(said["child"]), signal.SIGKILL)
+
+
+def test_what_training_acts_on_is_answered_at_once() -> None:
+    alert = Alert("loss_spike", "warning", 7, "it rose", advice=("look at the batch",))
+    assert is_urgent(Evaluated(7, (alert,)))
+    assert is_urgent(Evaluated(7, (), failures={"mine": ValueError("no")}))
+    assert is_urgent(Evaluated(7, (), read_in_full=(3,)))
+    assert not is_urgent(Evaluated(7, ()))
+    assert not is_urgent(None)

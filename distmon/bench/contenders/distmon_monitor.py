@@ -33,7 +33,13 @@ class MonitorSession(Session):
         self._compiled_seconds = self._gain.compiled_seconds
         # Off an accelerator the hooks come off in steps that are not observed.
         self._has_hooks = observes or next(model.parameters()).device.type != "cpu"
+        self.bind()
         self.disable()
+
+    def bind(self) -> None:
+        """Call the methods that the monitor has now as optimizers and trainers do: directly."""
+        self.before_step = self.monitor.before_step  # type: ignore[method-assign]
+        self._after, self._step = self.monitor.after_step, self.monitor.step
 
     def enable(self) -> None:
         if self._has_hooks:
@@ -45,12 +51,9 @@ class MonitorSession(Session):
             schedule = self.monitor.schedule
             self._signals.step_begins(schedule.coming, schedule.next_observation)
 
-    def before_step(self) -> None:
-        self.monitor.before_step()
-
     def after_step(self, loss: torch.Tensor) -> None:
-        self.monitor.after_step()
-        self.monitor.step(loss=loss)
+        self._after()
+        self._step(loss=loss)
 
     def disable(self) -> None:
         self._gain.remove()

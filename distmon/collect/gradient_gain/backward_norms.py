@@ -45,8 +45,9 @@ class BackwardNorms:
         self._compiled_seconds = 0.0
         if native is not None and device.type == "cpu" and self._held:
             self.switch.compiled = native.gain_hooks(len(self._held), self._add_unusual)
-        self._on_blocks = KeptHooks(self._put_on_blocks)
+        self._on_blocks = KeptHooks(self._put_on_blocks, native)
         self._rows = torch.tensor([*self._held], dtype=torch.int64)
+        self._host_rows = self._rows.numpy()
         # On an accelerator a graph may be captured at any time, and the host has time to spare.
         self._removable = device.type == "cpu"
 
@@ -144,7 +145,10 @@ class BackwardNorms:
         Zeros when the step was not measured: the rows are then undefined. NaN after a fault, which
         no sum over ranks can hide.
         """
-        faulty = self.switch.fault is not None
+        faulty, hooks = self.switch.fault is not None, self.switch.compiled
+        only_compiled = self.switch.armed and not (faulty or self.switch.written)
+        if only_compiled and hooks is not None and hooks.put(into, self._host_rows):
+            return
         measured = self._hooks if self.switch.armed or faulty else []
         if self.switch.compiled is not None:
             self.switch.compiled.read(self._cells)
@@ -183,7 +187,7 @@ class BackwardNorms:
             for mine, hooks in zip(held, measured, strict=True):
                 assert hooks.cells is not None
                 mine += hooks.cells ** (2, 1)
-        rows = self._rows.numpy()
+        rows = self._host_rows
         table[rows, :-1] = math.nan if faulty else held.reshape(len(held), -1)
         table[rows, -1] = 1
 

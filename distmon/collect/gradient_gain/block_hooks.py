@@ -31,7 +31,7 @@ class BlockHooks:
     def __init__(self, device: torch.device, switch: Switch, number: int = 0) -> None:
         """`number`: of the block, for the compiled hooks of `switch`."""
         self.switch = switch
-        self._number = number
+        self.number = number
         self._traceable = operator_library() is not None
         self._keep_row_on(device)
         never_compile_alone(
@@ -72,22 +72,15 @@ class BlockHooks:
             hook = self._on_input if side == INPUT else self._on_output
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def hook_gradient(self, side: int, usual: Any, values: Any) -> None:
-        """Register a hook on the tensor in `values` that gets a gradient.
-
-        Runs twice for every block of an observed step; `usual` is where the tensor mostly is.
-        """
+    def hook_gradient(self, side: int, values: Any) -> None:
+        """Register a hook on the tensor in `values` that gets a gradient."""
         switch = self.switch
         compiled = switch.compiled
-        if compiled is not None and compiled.hook(usual, self._number, side):
-            return
-        begin = perf_counter()
         tensor = _stream(values)
         if tensor is not None and not (
-            compiled is not None and compiled.hook(tensor, self._number, side)
+            compiled is not None and compiled.hook(tensor, self.number, side)
         ):
             _hook_tensor(tensor, switch, (self, side))
-        switch.seconds += perf_counter() - begin
 
     def _on_input(self, gradient: torch.Tensor) -> None:
         self._add(INPUT, gradient)
@@ -114,16 +107,17 @@ class BlockEnd(OwnHook):
 
     def __call__(self, _block: nn.Module, args: Any, value: Any) -> None:
         """`value`: the keyword arguments on the input side, the output on the other."""
-        hooks, is_input = self._hooks, self._side == INPUT
+        hooks, side = self._hooks, self._side
         try:
             # In this order: a compiler that reads the switch would recompile when it changes.
             if is_compiling():
-                hooks.hook_in_graph(self._side, (args, value) if is_input else value)
+                hooks.hook_in_graph(side, (args, value) if side == INPUT else value)
             elif hooks.switch.armed:
-                if is_input:
-                    hooks.hook_gradient(INPUT, args, (args, value))
-                else:
-                    hooks.hook_gradient(OUTPUT, value, value)
+                begin, compiled = perf_counter(), hooks.switch.compiled
+                usual = args if side == INPUT else value
+                if compiled is None or not compiled.hook(usual, hooks.number, side):
+                    hooks.hook_gradient(side, (args, value) if side == INPUT else value)
+                hooks.switch.seconds += perf_counter() - begin
         except Exception as error:  # never into the forward pass of the user
             hooks.switch.fault = error
 

@@ -175,7 +175,7 @@ class Inside:
 
     def send(self, sums: torch.Tensor, maxima: torch.Tensor) -> None:
         """Fill this rank's part of the two buffers; nothing when this step was not measured."""
-        if not self.catalog:
+        if not len(sums):  # nothing is listed
             return
         if self.watching.armed:
             sums.copy_(self.tables.sums, non_blocking=True)

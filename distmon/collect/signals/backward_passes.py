@@ -60,7 +60,7 @@ class BackwardPasses:
         """What is known on the host of the numbers."""
         self._hooked = [each for group in parameters for each in _choose(group)]
         self._device = device
-        self._hooks = KeptHooks(self._register)
+        self._hooks = KeptHooks(self._register, self._native)
         self._armed = False
         self._counts: list[int] = []
         self._first: list[torch.Tensor | int | None] = []
@@ -122,9 +122,12 @@ class BackwardPasses:
 
         On a CPU as plain numbers.
         """
-        there = [each for each in self._before if isinstance(each, torch.Tensor)]
-        host = self._on_host
-        host[0] += sum(each for each in self._before if not isinstance(each, torch.Tensor))
+        there, host = [], self._on_host
+        for each in self._before:
+            if isinstance(each, torch.Tensor):
+                there.append(each)
+            else:
+                host[0] += each
         self._before, self._on_host = [], [0.0, 0.0, 0.0]
         if there:
             self._in_tensors = True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import nn
 from torch.compiler import is_compiling
@@ -35,6 +35,9 @@ class ForwardInputs:
     def __init__(self, models: Sequence[nn.Module], device: torch.device, hashes: bool) -> None:
         self._hashes = hashes
         self._layers = [layer for model in models for layer in _layers_with_a_mode(model)]
+        self.layers = len(self._layers)
+        """BatchNorm and Dropout layers of the models."""
+        self.batchnorm_layers = sum(isinstance(layer, _BatchNorm) for layer in self._layers)
         self._armed = False
         self.fault: Exception | None = None
         """What went wrong in the hook; it then does nothing."""
@@ -44,22 +47,15 @@ class ForwardInputs:
         """Training forwards of this step."""
         self.in_eval: list[nn.Module] = []
         """BatchNorm and Dropout layers in eval mode during the first of them."""
-        generator = torch.Generator().manual_seed(1)
-        weights = torch.rand(HASHED, generator=generator, dtype=torch.float64) + 0.5
-        self._weights = weights.to(device) if hashes else None
         self._hash: torch.Tensor | float = math.nan
+        self._weights: torch.Tensor | None = None
+        """Of the elements, on an accelerator, where bytes are not to be read one after another."""
         if device.type != "cpu":
             self._hash = torch.full((), math.nan, dtype=torch.float64, device=device)
-
-    @property
-    def layers(self) -> int:
-        """BatchNorm and Dropout layers of the models."""
-        return len(self._layers)
-
-    @property
-    def batchnorm_layers(self) -> int:
-        """BatchNorm layers of the models."""
-        return sum(isinstance(layer, _BatchNorm) for layer in self._layers)
+            generator = torch.Generator().manual_seed(1)
+            weights = torch.rand(HASHED, generator=generator, dtype=torch.float64) + 0.5
+            self._weights = weights.to(device)
+        self._device = torch.device("cpu") if self._weights is None else self._weights.device
 
     def arm(self) -> None:
         """Observe the coming step."""
@@ -98,47 +94,51 @@ class ForwardInputs:
         except Exception as error:  # never into the forward pass of the user
             self.fault = error
 
-    @torch.no_grad()
     def _read_hash(self, inputs: Iterable[Any]) -> None:
-        weights = self._weights
-        assert weights is not None
-        tensors = [each for each in _flat(inputs) if type(each) is torch.Tensor and each.numel()]
-        total: torch.Tensor | float = 0.0
-        for number, tensor in enumerate(tensors[:INPUTS], start=1):
-            if tensor.is_complex() or tensor.is_sparse or tensor.device != weights.device:
-                continue
-            total += number * _weighted(tensor.detach(), weights)
+        tensors = [each for each in _flat(inputs) if self._is_readable(each)][:INPUTS]
         if not tensors:
             return
-        # The mantissa of the product is as good as random; keep 40 bits of it.
-        if isinstance(self._hash, torch.Tensor):
-            mantissa, _ = torch.frexp(torch.as_tensor(total * math.pi, device=weights.device))
-            self._hash.copy_((mantissa.abs() * _HASH_RANGE).floor())
+        if isinstance(self._hash, torch.Tensor) and self._weights is not None:
+            self._hash.copy_(_weighted(tensors, self._weights))
         else:
-            self._hash = float(math.floor(abs(math.frexp(float(total) * math.pi)[0]) * _HASH_RANGE))
+            self._hash = float(_checksum(tensors))
+
+    def _is_readable(self, value: Any) -> bool:
+        return (
+            type(value) is torch.Tensor
+            and value.numel() > 0
+            and value.device == self._device
+            and not (value.is_complex() or value.is_sparse)
+        )
 
 
-def _weighted(tensor: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | float:
-    """Return the sum of HASHED elements, spread evenly, times their weights.
+def _checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """Return 40 bits for HASHED elements of each tensor on a CPU, spread evenly."""
+    crc, adler = 0, 1
+    for tensor in tensors:
+        stride = max(1, tensor.numel() // HASHED)
+        values = tensor.detach()
+        if values.dtype not in _ALSO_IN_NUMPY:
+            values, stride = values.reshape(-1)[::stride][:HASHED].to(torch.float64), 1
+        # After a training step all code is cold: each function takes longer than its work.
+        spread = values.numpy().reshape(-1)[: HASHED * stride : stride]
+        raw = spread.tobytes()
+        crc, adler = zlib.crc32(raw, crc), zlib.adler32(raw, adler)
+    return (adler & 0xFF) << 32 | crc
 
-    A plain number on a CPU, where each operator of torch costs more than all of numpy's.
-    """
-    stride = max(1, tensor.numel() // HASHED)
-    if not tensor.is_cpu:
+
+@torch.no_grad()
+def _weighted(tensors: Iterable[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """Return a number for HASHED elements of each tensor on the device of `weights`."""
+    total = torch.zeros((), dtype=torch.float64, device=weights.device)
+    for number, tensor in enumerate(tensors, start=1):
+        stride = max(1, tensor.numel() // HASHED)
         values = tensor.reshape(-1)[::stride][:HASHED].to(torch.float64)
         finite = values.nan_to_num(0.0, 1.0, -1.0).clamp(-_LARGEST, _LARGEST)
-        return (finite * weights[: values.numel()]).sum()
-    if tensor.dtype not in _ALSO_IN_NUMPY:
-        tensor = tensor.reshape(-1)[::stride][:HASHED].to(torch.float64)
-        stride = 1
-    # After a training step all code is cold: each function of numpy takes longer than its work.
-    on_host = tensor.numpy().reshape(-1)[: HASHED * stride : stride].astype(np.float64)
-    known = weights.numpy()[: len(on_host)]
-    total = float(on_host.dot(known))
-    if math.isfinite(total):
-        return total
-    on_host = np.nan_to_num(on_host, nan=0.0, posinf=1.0, neginf=-1.0)
-    return float(np.clip(on_host, -_LARGEST, _LARGEST).dot(known))
+        total += number * (finite * weights[: values.numel()]).sum()
+    # The mantissa of the product is as good as random; keep 40 bits of it.
+    mantissa, _ = torch.frexp(total * math.pi)
+    return (mantissa.abs() * _HASH_RANGE).floor()
 
 
 class ForwardHook(OwnHook):

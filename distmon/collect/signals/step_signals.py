@@ -176,6 +176,8 @@ class StepSignals:
 
     def _alternates(self) -> bool:
         """Return whether optimizers take turns: with forwards or backward passes between them."""
+        if not self._passes_at_step:
+            return self.others_train
         forwards = {forward for forward, _ in self._passes_at_step}
         # Optimizers that run within a backward pass step before it has reached what is hooked.
         backwards = {backward for _, backward in self._passes_at_step if backward}

@@ -7,10 +7,11 @@ its sample from that of the last observation is compared with steps x update nor
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from csrc_triton.row_layout import GROUPS, SUM
 from distmon.device import to_device
@@ -42,6 +43,7 @@ class WeightJumps:
     def _lay_out(self, plan: SamplePlan) -> None:
         """Find the kept elements in the snapshot of `plan`, and begin anew."""
         self._plan, device = plan, plan.device
+        self._snapshot: NDArray[Any] = plan.snapshot.numpy() if self._native else np.zeros(0)
         rows = rows_by_parameter(plan, len(plan.names))
         compared = self._matrices
         compared = compared[rows.widths[compared] > 1]
@@ -75,24 +77,24 @@ class WeightJumps:
         if not self._rows or sums is None:
             return None
         if self._native is not None and sums.is_cpu:
-            return self._compare_on_host(step, plan, sums, self._native)
+            return self._compare_on_host(step, sums, self._native)
         return self._compare_on_device(step, plan, sums)
 
     def _compare_on_host(
-        self, step: int, plan: SamplePlan, sums: torch.Tensor, native: NativeModule
+        self, step: int, sums: torch.Tensor, native: NativeModule
     ) -> list[float] | None:
         (index, rows), (before, ratios) = self._host, self._kept
         steps, self._step = step - self._step, step
         first, self._began = not self._began, True
         found = native.farthest_jump(
-            plan.snapshot.numel(),
+            self._snapshot.size,
             len(rows),
             len(index),
-            len(sums),
-            plan.snapshot.element_size(),
+            sums.shape[0],
+            self._snapshot.itemsize,
             steps,
             _FLOOR,
-            plan.snapshot.numpy(),
+            self._snapshot,
             self._begins,
             index,
             rows,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,15 +22,14 @@ class DeviceClock:
         self._on = is_accelerator(device)
         self._spans: deque[tuple[DeviceMark, DeviceMark]] = deque(maxlen=MOST_SPANS)
 
-    @contextmanager
-    def span(self) -> Iterator[None]:
-        """Count what is queued inside."""
+    def run(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Call `work` with `arguments`, and count what it queues."""
         if not self._on or is_capturing(self._device):
-            yield
+            work(*arguments)
             return
         begin = DeviceMark(self._device, timing=True)
         try:
-            yield
+            work(*arguments)
         finally:
             self._spans.append((begin, DeviceMark(self._device, timing=True)))
 

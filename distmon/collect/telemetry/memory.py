@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 STATM = Path("/proc/self/statm")
+PERIOD_S: Final = 0.02
+"""A reading takes longer than most of what is sent: where each step of some milliseconds is
+observed, not every time. Longer, and the growth of a leak in fast steps would be a staircase."""
+_LONGEST: Final = 160
+"""Bytes that are read of it: seven numbers."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,9 @@ def read_memory(
     device: torch.device,
     stats: Callable[[torch.device], Mapping[str, Any]] = torch.cuda.memory_stats_as_nested_dict,
     total_bytes: Callable[[torch.device], float] | None = None,
-    statm: Path = STATM,
+    rss: float = math.nan,
 ) -> MemoryReading:
-    """Read the allocator's counters and the process's memory, without querying the device."""
-    rss = resident_bytes(statm)
+    """Read the allocator's counters, without querying the device; `rss`: memory on the host."""
     counters = stats(device) if device.type == "cuda" else {}
     if not counters:  # no accelerator, or nothing allocated on it yet
         return MemoryReading(rss_bytes=rss)
@@ -64,14 +70,37 @@ def read_memory(
     )
 
 
-def resident_bytes(statm: Path = STATM) -> float:
-    """Return the resident memory of this process in bytes; NaN where /proc does not have it."""
-    try:
-        with open(statm, "rb", buffering=0) as file:  # three times as fast as read_text()
-            pages = int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return math.nan
-    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+class ResidentMemory:
+    """The resident memory of this process. The file stays open: opening takes most of a reading."""
+
+    def __init__(self, statm: Path = STATM, period_s: float = PERIOD_S) -> None:
+        """`period_s`: shortest time between two readings."""
+        self._statm = statm
+        self._period_s = period_s
+        self._file = -1
+        self._bytes = math.nan
+        self._read_at = -math.inf
+
+    def bytes(self) -> float:
+        """Return its size in bytes when it was last read; NaN where /proc does not have it."""
+        now = time.monotonic()
+        if now - self._read_at >= self._period_s:
+            self._bytes, self._read_at = self._read(), now
+        return self._bytes
+
+    def _read(self) -> float:
+        try:
+            if self._file < 0:
+                self._file = os.open(self._statm, os.O_RDONLY)
+            return float(int(os.pread(self._file, _LONGEST, 0).split()[1]) * mmap.PAGESIZE)
+        except (OSError, ValueError, IndexError):
+            return math.nan
+
+    def close(self) -> None:
+        """Close the file. Safe to call twice."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 def _total_bytes(device: torch.device) -> float:

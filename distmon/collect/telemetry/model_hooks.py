@@ -12,14 +12,19 @@ from distmon.collect.own_hooks import KeptHook, OwnerMark, Removable, SwitchedHo
 from distmon.collect.telemetry.loader_hooks import LoaderHook
 from distmon.collect.telemetry.phase_hooks import install_phase_marks, last_gradient_of
 from distmon.collect.telemetry.rank_telemetry import RankTelemetry
+from distmon.native import NativeModule
 
 
 def install_telemetry_hooks(
-    models: Sequence[nn.Module], telemetry: RankTelemetry, owner: object
+    models: Sequence[nn.Module],
+    telemetry: RankTelemetry,
+    owner: object,
+    native: NativeModule | None = None,
 ) -> Iterator[Removable]:
     """Install the hooks of phases, signals and data loaders; yield what removes each of them.
 
-    `owner` is the monitor that they belong to. Holds the models by weak references.
+    `owner` is the monitor that they belong to; `native` switches hooks faster. Holds the models by
+    weak references.
     """
     clock, signals = telemetry.phases, telemetry.signals
     for model in models:
@@ -39,11 +44,11 @@ def install_telemetry_hooks(
                 hook = signals.forward_hook
                 yield KeptHook(model.register_forward_pre_hook(hook, with_kwargs=True))
 
-    phases = SwitchedHooks(marks, _are_removable)
+    phases = SwitchedHooks(marks, _are_removable, native)
     yield phases
     clock.switch_hooks = phases.switch
     if signals is not None:
-        inputs = SwitchedHooks(forwards, _are_removable)
+        inputs = SwitchedHooks(forwards, _are_removable, native)
         yield inputs
         signals.switch_hooks = inputs.switch
     yield LoaderHook(clock)

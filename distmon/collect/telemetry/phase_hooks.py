@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from time import perf_counter
+from typing import Final
 
 import torch
 from torch import nn
@@ -11,8 +12,10 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from distmon.collect.own_hooks import OWNER, Calls, KeptHook, OwnHook, Removable
-from distmon.collect.telemetry.phases import EVALUATION, PhaseClock
+from distmon.collect.telemetry.phases import EVALUATION, PHASE_NUMBERS, PhaseClock
 from distmon.layout import parameters_reduced_during_backward
+
+_EVALUATION: Final = PHASE_NUMBERS[EVALUATION]
 
 
 def install_phase_hooks(model: nn.Module, clock: PhaseClock) -> Iterator[Removable]:
@@ -55,7 +58,7 @@ class PhaseMark(OwnHook):
     ) -> None:
         self._calls = calls
         self._clock = clock
-        self._phase = phase
+        self._phase = PHASE_NUMBERS[phase]
         self._last = last
 
     def __call__(self, model: nn.Module, *_: object) -> None:
@@ -67,7 +70,9 @@ class PhaseMark(OwnHook):
             begin = perf_counter()
             self._calls.any = True
             trains = model.training and torch.is_grad_enabled()
-            clock.enter(self._phase if trains else EVALUATION)
+            phase, lane = self._phase if trains else _EVALUATION, clock.lane
+            if lane is None or not lane.mark_by_hook(phase):
+                clock.enter_number(phase)
             if self._last is not None:
                 self._last.keep_last_hook()
             clock.hook_seconds += perf_counter() - begin

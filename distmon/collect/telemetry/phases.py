@@ -28,6 +28,7 @@ EVALUATION: Final = "evaluation"
 _NAMES: Final = (*PHASES, EVALUATION)
 PHASE_NUMBERS: Final = {name: i for i, name in enumerate(_NAMES)}
 _OTHER: Final = PHASE_NUMBERS["other"]
+_EVALUATION: Final = PHASE_NUMBERS[EVALUATION]
 _FIELDS: Final = {phase: f"{phase}_seconds" for phase in PHASES}
 _FLOOR_FIELDS: Final = {phase: f"{phase}_floor_seconds" for phase in OWN_PHASES}
 
@@ -47,6 +48,8 @@ Span = tuple[int, Mark, Mark]
 """Number of a phase, its beginning and its end."""
 _CutStep = tuple[list[Span], list[float]]
 """Spans of a step, and the seconds of its phases besides, by number."""
+_Seconds = list[float]
+"""Of PHASES in one step."""
 
 
 def marks_for(device: torch.device) -> Callable[[], Mark]:
@@ -68,7 +71,7 @@ class PhaseClock:
         self._spans: list[Span] = []
         self._spent: list[float] = []
         """Seconds by number of a phase that the lane has measured of the current step."""
-        self._steps: list[_CutStep] = []
+        self._steps: list[_CutStep | _Seconds] = []
         self._named = False
         self._broken = False
         self._stopped = False
@@ -79,8 +82,7 @@ class PhaseClock:
         self.switch_hooks: Callable[[bool], None] = lambda _: None
         """Called at the end of a step with whether the coming one is measured."""
         self.fault: Exception | None = None
-        """What failed in a hook or in `named` since the last `step_done`, which drops that step and
-        raises it."""
+        """What failed in a hook or in `named`: `step_done` drops the step; then it is raised."""
 
     @property
     def active(self) -> bool:
@@ -116,8 +118,12 @@ class PhaseClock:
 
     def enter(self, phase: str) -> None:
         """Begin a new phase; ignored inside `named`, and when it is the current one."""
+        self.enter_number(PHASE_NUMBERS.get(phase, _OTHER))
+
+    def enter_number(self, phase: int) -> None:
+        """Begin the phase with this number in PHASE_NUMBERS, as `enter`."""
         if self._active and not self._named:
-            self._begin(PHASE_NUMBERS.get(phase, _OTHER))
+            self._begin(phase)
 
     def take_in(
         self, steps: Sequence[list[float]], spent: list[float], phase: int, since: float
@@ -126,7 +132,10 @@ class PhaseClock:
 
         `steps` it has counted, and of the current one what was `spent` until `phase` began.
         """
-        self._steps += [([], seconds) for seconds in steps]
+        for seconds in steps:
+            seconds[_OTHER] += seconds[_EVALUATION]
+            del seconds[len(PHASES) :]
+        self._steps += steps
         del self._steps[:-STEPS]
         self._spent, self._phase, self._since = spent, phase, since
 
@@ -168,12 +177,18 @@ class PhaseClock:
             self._switch(phase, self._mark())
 
     def step_done(self, coming: int, observed: int) -> None:
-        """End a step; `coming` is the next step, `observed` the next observed step."""
-        fault, self.fault = self.fault, None
+        """End a step, and begin the next one."""
         if self._active:
             self._switch(_OTHER, self._mark())
-            self._broken |= fault is not None
-            self._end_step()
+            if not (self._broken or self.fault):
+                self._steps.append((self._spans, self._spent))
+            self._spans, self._spent, self._broken = [], [], False
+            del self._steps[:-STEPS]
+        self.begin_step(coming, observed)
+
+    def begin_step(self, coming: int, observed: int) -> None:
+        """Begin `coming` after a step that has ended; `observed` is the next observed step."""
+        fault, self.fault = self.fault, None
         self._active = observed - coming < STEPS and not self._stopped
         if self._active and self._since is None:
             self._since = self._mark()
@@ -196,7 +211,7 @@ class PhaseClock:
         steps, self._steps = self._steps, []  # what raises here is not taken again
         found = []
         for step in steps:
-            seconds = _seconds_of(*step)
+            seconds = _seconds_of(*step) if isinstance(step, tuple) else step
             if seconds is None:
                 self._steps.append(step)
             else:
@@ -215,12 +230,6 @@ class PhaseClock:
         if not times["communication"][0]:
             telemetry["backward_floor_seconds"] = math.nan
         return telemetry
-
-    def _end_step(self) -> None:
-        if not self._broken:
-            self._steps.append((self._spans, self._spent))
-        self._spans, self._spent, self._broken = [], [], False
-        del self._steps[:-STEPS]
 
     def _switch(self, phase: int, now: Mark) -> None:
         self._broken |= now is None

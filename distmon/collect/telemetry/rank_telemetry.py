@@ -11,7 +11,7 @@ import torch
 from distmon.collect.losses import Number, host_value
 from distmon.collect.signals import StepSignals
 from distmon.collect.telemetry.hardware import HardwareReading, HardwareSampler
-from distmon.collect.telemetry.memory import read_memory
+from distmon.collect.telemetry.memory import ResidentMemory, read_memory
 from distmon.collect.telemetry.phases import PhaseClock, marks_for
 from distmon.collect.telemetry.step_clock import StepClock
 from distmon.collect.telemetry.utilization import Utilization
@@ -55,7 +55,9 @@ class RankTelemetry:
         self._device = device
         self._hardware = hardware
         self._no_hardware = dict.fromkeys((*FROM_DEVICE, "throttle_reasons"), math.nan)
+        self._no_allocator = dict.fromkeys(FROM_ALLOCATOR, math.nan)
         self.signals = signals
+        self._resident = ResidentMemory()
         self.steps = StepClock()
         self.phases = PhaseClock(marks_for(device))
 
@@ -92,29 +94,40 @@ class RankTelemetry:
         if self.utilization.wanted:
             self.utilization.end_step(0.0 if tokens is None else host_value(tokens))
 
-    def step_begins(self, coming: int, next_observation: int) -> None:
-        """Begin the step `coming`; called after the monitor's own work between steps."""
+    def step_begins(self, coming: int, next_observation: int, ended: bool = False) -> None:
+        """Begin the step `coming`; called after the monitor's own work between steps.
+
+        `ended`: the lane has ended the phases of the step before.
+        """
         if self.utilization.wanted:
             self.utilization.begin_step()
-        self.phases.step_done(coming, next_observation)
+        begin = self.phases.begin_step if ended else self.phases.step_done
+        begin(coming, next_observation)
         if self.signals is not None:
             self.signals.step_begins(coming, next_observation)
 
     def take(self) -> dict[str, Number]:
         """Return the telemetry since the last call; unknown values are missing or NaN."""
-        memory = read_memory(self._device)
         return {
             **self.steps.take(),
             **self.phases.take(),
             **self.utilization.fields(),
-            **{name: getattr(memory, name) for name in FROM_ALLOCATOR},
+            **self._memory(),
             **(self._no_hardware if self._hardware is None else _numbers(self._hardware.take())),
             **({} if self.signals is None else self.signals.take()),
         }
 
+    def _memory(self) -> dict[str, float]:
+        rss = self._resident.bytes()
+        if self._device.type == "cpu":
+            return {**self._no_allocator, "rss_bytes": rss}
+        memory = read_memory(self._device, rss=rss)
+        return {name: getattr(memory, name) for name in FROM_ALLOCATOR}
+
     def close(self) -> None:
-        """End the hardware sampler's thread, the phases and the counting of FLOPs."""
+        """End the hardware sampler's thread, the phases and the counting of FLOPs; close files."""
         self.phases.stop()
+        self._resident.close()
         self.utilization.end_backward()
         if self.signals is not None:
             self.signals.close()

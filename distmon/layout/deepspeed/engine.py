@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from distmon.layout.deepspeed.optimizer_wrappers import (
 )
 from distmon.layout.modules import NamedModule, named_modules
 from distmon.layout.plain import plain_shard
-from distmon.layout.shard import Shard, absent_shard
+from distmon.layout.shard import Shard, absent_shard, description
 
 
 class EngineLayout:
@@ -149,20 +149,46 @@ def _partition_shard(name: str, shape: tuple[int, ...], parameter: Any) -> Shard
     ranks = torch.distributed.get_process_group_ranks(parameter.ds_process_group)
     rank, size = ranks.index(torch.distributed.get_rank()), parameter.ds_tensor.numel()
     length = partition_length(parameter.ds_numel, rank, size)
-    return Shard(
+    return PartitionShard(
         name=name,
         global_shape=shape,
         dtype=parameter.ds_tensor.dtype,
         region=flat_region(rank * size, length, parameter.ds_numel),
-        weight=lambda: parameter.ds_tensor.data.view(-1)[:length],
-        grad=lambda: None,
         gate=parameter,
-        grad_is_unreadable=lambda: False,
-        parameters=(parameter,),
+        parameter=parameter,
         sharding=sharded_over(ranks),
+        length=length,
     )
 
 
 def _not_stepped(shard: Shard) -> Shard:
     """Return the shard without its gradient, which DeepSpeed neither averages nor applies."""
-    return replace(shard, grad=lambda: None, grad_is_unreadable=lambda: False, paths=None)
+    return NotSteppedShard(**{**description(shard), "paths": None}, shard=shard)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PartitionShard(Shard):
+    """A rank's part of a stage-3 parameter that no optimizer owns."""
+
+    parameter: Any
+    length: int
+
+    def weight(self) -> torch.Tensor:
+        weight: torch.Tensor = self.parameter.ds_tensor.data.view(-1)[: self.length]
+        return weight
+
+    def grad(self) -> None:
+        return None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NotSteppedShard(Shard):
+    """A whole parameter that no optimizer owns."""
+
+    shard: Shard
+
+    def weight(self) -> torch.Tensor:
+        return self.shard.weight()
+
+    def grad(self) -> None:
+        return None

@@ -27,17 +27,6 @@ class MasterSlice:
     """Returns the same elements of the gradient before the step, neither unscaled nor clipped;
     `master.grad` exists only while the inner optimizer steps. Used to find non-finite values."""
 
-    def weight(self) -> torch.Tensor:
-        return self.master.detach().view(-1)[self.begin : self.begin + self.length]
-
-    def grad(self) -> torch.Tensor | None:
-        if not self.length:
-            return None
-        gradient = self.master.grad
-        if gradient is None:
-            return self.pending_grad()
-        return gradient.view(-1)[self.begin : self.begin + self.length]
-
 
 def flat_region(start: int, length: int, numel: int) -> Region:
     """Return the region of `length` elements of a parameter, starting at `start`."""
@@ -50,15 +39,33 @@ def master_slice_shard(
     name: str, shape: tuple[int, ...], parameter: torch.Tensor, master_slice: MasterSlice
 ) -> Shard:
     """Return the shard of a parameter whose values are a slice of a master tensor."""
-    return Shard(
+    return MasterSliceShard(
         name=name,
         global_shape=shape,
         dtype=master_slice.master.dtype,
         region=master_slice.region,
-        weight=master_slice.weight,
-        grad=master_slice.grad,
         gate=parameter,
-        grad_is_unreadable=lambda: False,
-        parameters=(master_slice.master,),
+        parameter=master_slice.master,
         sharding=master_slice.sharding,
+        held=master_slice,
     )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class MasterSliceShard(Shard):
+    """A parameter whose values are a slice of a master tensor."""
+
+    held: MasterSlice
+
+    def weight(self) -> torch.Tensor:
+        held = self.held
+        return held.master.detach().view(-1)[held.begin : held.begin + held.length]
+
+    def grad(self) -> torch.Tensor | None:
+        held = self.held
+        if not held.length:
+            return None
+        gradient = held.master.grad
+        if gradient is None:
+            return held.pending_grad()
+        return gradient.view(-1)[held.begin : held.begin + held.length]
