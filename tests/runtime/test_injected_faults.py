@@ -152,15 +152,23 @@ class _Monitored:
 
 
 def _traced(folder: Path, writer: str) -> list[Call]:
-    """Every call from the hooks of an observed step until its record is there."""
-    run, found = _Monitored(folder, writer), dict[Call, None]()
-    for _ in range(12):
-        with calls_traced(found):
-            run.one_step()
-        run.settle()
+    """Every call from the hooks of an observed step until its record is there.
+
+    Without those that only the first monitor of a process makes, as Python remembers what they
+    found: at them no fault can be injected any more.
+    """
+    run, traces = _Monitored(folder, writer), list[dict[Call, None]]()
+    for _ in range(2):
+        found = dict[Call, None]()
+        for _ in range(12):
+            with calls_traced(found):
+                run.one_step()
+            run.settle()
+        traces.append(found)
+        run.attach()
     run.monitor.close()
     # `note_waits` gives it another name, under which the second writer's trace has it.
-    return [call for call in found if call[-1] != "until"]
+    return [call for call in traces[0] if call in traces[1] and call[-1] != "until"]
 
 
 def _most(number: int) -> int:
@@ -184,6 +192,8 @@ def _inject(run: _Monitored, sites: list[Call], fresh: bool = False) -> tuple[li
             # What is done with an alert comes when it was evaluated, which nobody waits for.
             if not _most(is_missed):
                 break
+            if _most(run.monitor.closed):  # by the fault of the other rank
+                run.attach()
             is_missed = not run.steps(injection, 12) and site is not None
         if is_missed:
             missed.append(site)
