@@ -1,5 +1,6 @@
 // The functions that Python sees.
 
+#include "forks.h"
 #include "native.h"
 
 namespace {
@@ -32,5 +33,6 @@ PyModuleDef definition = {
 }  // namespace
 
 PyMODINIT_FUNC PyInit_distmon_native() {
+  watch_forks();
   return PyModuleDef_Init(&definition);
 }

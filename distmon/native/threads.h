@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "forks.h"
+
 // The entry of GNU's OpenMP, where torch runs on it. Right after a training step its threads still
 // spin on their cores: a thread of our own would have to wait for one of them, while these begin
 // within a microsecond.
@@ -86,9 +88,10 @@ void share_out(int64_t items, int64_t threads, const Work& work) {
   const auto turns = std::make_shared<Turns<Work>>(items, work);
   if (std::min(threads, items) <= 1) {
     turns->take();
-  } else if (GOMP_parallel != nullptr) {
+  } else if (GOMP_parallel != nullptr && !is_forked()) {
     // As many threads as torch's operators have, whatever there is to do: those that a smaller team
-    // leaves over would end, and torch would have to start them again. It waits for all of them.
+    // leaves over would end, and torch would have to start them again. It waits for all of them; in
+    // a forked process for those of its parent, for ever.
     GOMP_parallel(
         [](void* data) { static_cast<Turns<Work>*>(data)->take_as_first(); }, turns.get(),
         static_cast<unsigned>(threads), 0);
