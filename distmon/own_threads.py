@@ -54,21 +54,27 @@ def run_within(seconds: float, work: Callable[[], Any], name: str) -> None:
 
 
 class ThreadCosts:
-    """CPU time of all such threads of this process since the last reading."""
+    """CPU time of all such threads of this process, spread over the time that it is about."""
 
     def __init__(self, period_s: float = 0.25) -> None:
         """`period_s`: shortest time between two readings, each of which asks the system."""
         self._before: dict[OwnThread, float] = {}
         self._period_s = period_s
-        self._read_at = -math.inf
+        self._read_at = self._taken_at = -math.inf
+        self._untaken = 0.0
         self.take()
 
     def take(self) -> float:
-        """Return the seconds since the last reading; 0 where that was just now."""
+        """Return the seconds since the last call; within a period, a part of those before."""
         clock = time.monotonic()
-        if clock - self._read_at < self._period_s:
-            return 0.0
-        self._read_at = clock
-        now = {thread: thread.cpu_seconds() for thread in [*_running]}
-        before, self._before = self._before, now
-        return sum(max(0.0, seconds - before.get(key, 0.0)) for key, seconds in now.items())
+        if clock - self._read_at >= self._period_s:
+            self._read_at = clock
+            now = {thread: thread.cpu_seconds() for thread in [*_running]}
+            before, self._before = self._before, now
+            for thread, seconds in now.items():
+                self._untaken += max(0.0, seconds - before.get(thread, 0.0))
+        part = min(1.0, (clock - self._taken_at) / self._period_s)
+        self._taken_at = clock
+        taken = part * self._untaken
+        self._untaken -= taken
+        return taken

@@ -75,19 +75,18 @@ class KeptHook:
         hooks: Any = table()
         self.entry: HookEntry = (table, key, hooks[key], first, extra)
 
-    def put_back(self) -> bool:
-        """Let the hook run again; return False where its module or tensor no longer exists."""
+    def put_back(self) -> None:
+        """Let the hook run again, unless its module or tensor no longer exists."""
         reference, key, hook, first, extra = self.entry
         table = reference()
         if table is None:
-            return False
+            return
         table[key] = hook
         if first:
             table.move_to_end(key, last=False)
         for each in extra:
             if (marks := each()) is not None:
                 marks[key] = True
-        return True
 
     def remove(self) -> None:
         """Let the hook run no more, until it is put back. Safe to call twice."""

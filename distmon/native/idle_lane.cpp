@@ -149,7 +149,8 @@ struct IdleLane {
   int optimizer_phase, other_phase;
   size_t kept_phases;      // steps whose phases are kept
   int64_t completed, stride, limit, optimizers, most_losses;
-  double call_seconds;     // in calls that were passed on, until they are asked for
+  bool in_call;            // one that was passed on has not ended
+  double call_seconds;     // in such calls, until they are asked for
   double idle_call_seconds;  // in those of them that Python calls idle
   bool call_is_idle;         // the present one
 };
@@ -163,10 +164,16 @@ IdleLane& lane_of(PyObject* self) {
 PyObject* call_python(
     IdleLane& lane, Entry entry, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   const double begin = seconds_now();
-  lane.call_is_idle = false;
+  const bool is_inner = std::exchange(lane.in_call, true);  // of a function of the user's
+  const bool outer_is_idle = std::exchange(lane.call_is_idle, false);
   PyObject* const result =
       PyObject_Vectorcall(PyTuple_GET_ITEM(lane.fallback, entry), values, count, names);
+  if (is_inner) {
+    lane.call_is_idle = outer_is_idle;
+    return result;
+  }
   const double seconds = seconds_now() - begin;
+  lane.in_call = false;
   lane.call_seconds += seconds;
   lane.idle_call_seconds += lane.call_is_idle ? seconds : 0.0;
   return result;
@@ -596,7 +603,7 @@ PyObject* new_lane(PyObject* arguments) {
     lane->optimizers = optimizers;
     lane->most_losses = most_losses;
     lane->call_seconds = lane->idle_call_seconds = 0;
-    lane->call_is_idle = false;
+    lane->in_call = lane->call_is_idle = false;
     PyObject_GC_Track(lane);
   }
   return reinterpret_cast<PyObject*>(lane);

@@ -58,7 +58,7 @@ class NativeProbe:
             rows.starts,
             rows.widths,
             rows.group_counts.numpy(),
-            plan.offsets.clone().numpy(),  # what numpy has seen cannot be freed any more
+            plan.offsets.numpy(),
             plan.snapshot.element_size(),
             plan.snapshot.numpy(),
             rows.half_ulp.numpy(),

@@ -21,7 +21,7 @@ from distmon.collect.losses import Number, host_value, split_by_place
 from distmon.device import to_device
 from distmon.probe import Rows
 from distmon.reduce.channel import Reduction
-from distmon.reduce.rank_slots import CHECKSUMS, FAILURE, INDEX, SLOT_SIZE, fill, pack
+from distmon.reduce.rank_slots import CHECKSUMS, FAILURE, INDEX, SLOT_SIZE, pack
 from distmon.reduce.reduced import Floats
 from distmon.reduce.reduced_view import BufferSizes, ReducedView
 
@@ -72,7 +72,7 @@ class Buffers:
         A value may be a number on a device: it is copied there, without a wait.
         """
         here, elsewhere = split_by_place(values)
-        self._own_slot.numpy()[:] = pack(here, error)
+        self._own_slot.numpy()[:] = pack(here, host_value, error)
         self._slots.zero_()
         mine = self._slots[self._rank]
         mine.copy_(to_device(self._own_slot, mine.device))
@@ -122,7 +122,7 @@ class HostBuffers(Buffers):
         slots.fill(0)
         mine = slots[self._rank]
         # Weights are on the host; a number on a device is waited for.
-        mine[:] = fill(values, host_value, error)
+        mine[:] = pack(values, host_value, error)
         if len(checksums):
             mine[CHECKSUMS] = checksums
 

@@ -56,13 +56,8 @@ FAILURE: Final = tuple(INDEX[name] for name in ("failed", "step", "plan_hash"))
 """Where a rank that failed writes that it did, and to which observation its slot belongs."""
 
 
-def pack(values: Mapping[str, float], error: str) -> list[float]:
-    """Return one slot; a field that `values` lacks is 0."""
-    return [*(values.get(name, 0.0) for name in FIELDS), *_pack_text(error)]
-
-
-def fill(values: Mapping[str, Any], number: Callable[[Any], float], error: str) -> list[float]:
-    """Return one slot as `pack` does, in one pass; `number` converts what is no float.
+def pack(values: Mapping[str, Any], number: Callable[[Any], float], error: str) -> list[float]:
+    """Return one slot; a field that `values` lacks is 0. `number` converts what is no float.
 
     A name that is no field is ignored.
     """

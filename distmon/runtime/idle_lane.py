@@ -124,15 +124,16 @@ class CompiledLane(PythonLane):
             and parts.actions.stopped is None
         ):
             return
-        self._lane.open_until(
-            schedule.completed,
-            schedule.stride,
-            phases.until(schedule.next_observation),
-            parts.finite_watch.expects_optimizer,
-            phases.active,
-            phases.since,
-        )
-        self._is_settled = False
+        with self._settling:  # another thread may be at the end of it
+            self._is_settled = False  # first: Ctrl-C may come after the next call
+            self._lane.open_until(
+                schedule.completed,
+                schedule.stride,
+                phases.until(schedule.next_observation),
+                parts.finite_watch.expects_optimizer,
+                phases.active,
+                phases.since,
+            )
 
 
 def idle_lane(

@@ -24,7 +24,7 @@ from distmon.record.record import Record
 from distmon.rules.nonfinite import immediate_alert
 from distmon.runtime.actions import AlertActions, TrainingStopped
 from distmon.runtime.arrivals import POLL_SECONDS, Arrivals, FollowUp
-from distmon.runtime.decisions import PATIENCE_S, Decisions, patience_s
+from distmon.runtime.decisions import PATIENCE_S, Decision, Decisions, patience_s
 from distmon.runtime.fault_log import FaultLog
 from distmon.runtime.interval_change import IntervalChange
 from distmon.runtime.model_watch import ModelWatch
@@ -94,11 +94,6 @@ class ObservationCycle:
         self.armed: list[Optimizer | None] = []
         """Optimizers whose sampled weights were kept in this step; None stands for all of them."""
         self.prepare_step()
-
-    @property
-    def observing(self) -> bool:
-        """Whether something is in flight or being evaluated."""
-        return self.in_flight or self.worker.busy
 
     @property
     def steps_may_pass(self) -> bool:
@@ -188,7 +183,7 @@ class ObservationCycle:
             self.run_start.before_observation()
         self._faults.succeeds("arrival", self.advance)
         is_point = self.decisions.is_point(since, observed)
-        if is_point and (found := self.decisions.exchange(self.patience_s())):
+        if is_point and (found := self._exchange_decisions()):
             begin = self._cost.now()
             self._actions.act(found)
             self._cost.exclude_since(begin)  # functions of the user's
@@ -197,11 +192,19 @@ class ObservationCycle:
             self._faults.succeeds("send", self._send)
             while self.observer.sent < self._due:
                 self.observer.send_nothing(self._schedule.completed)
+            begin = self._cost.now()
             interval = self.arrivals.wait_for_interval(self._due, self.patience_s)
+            self._cost.waited_since(begin)
             if interval is not None:
                 self._cost.adopt(interval)
                 self.change_interval(interval)
             self._faults.succeeds("arrival", self.advance)
+
+    def _exchange_decisions(self) -> Decision:
+        begin = self._cost.now()
+        found = self.decisions.exchange(self.patience_s())
+        self._cost.waited_since(begin)
+        return found
 
     def advance(self) -> None:
         """Take everything in flight as far as it has come. Never waits."""

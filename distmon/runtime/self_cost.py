@@ -44,8 +44,11 @@ class SelfCost:
         self._budget = budget
         self._seconds = 0.0
         self._idle_seconds = 0.0
+        self._waited = 0.0
+        self._idle_waited = 0.0
         self._excluded = 0.0
-        """Of the call that has not ended."""
+        """Of the call that has not ended, as is the next one."""
+        self._waited_in_call = 0.0
         self._threads = ThreadCosts()
 
     def add_since(self, begin: float) -> None:
@@ -64,14 +67,17 @@ class SelfCost:
 
         `idle`: a longer interval would not save it; such time is also counted apart.
         """
-        self._seconds -= self._excluded
-        self._excluded = 0.0
+        own = -self._excluded
         if self.lane is None:
-            seconds = self.now() - begin
-            self._seconds += seconds
-            self._idle_seconds += seconds if idle else 0.0
+            own += self.now() - begin
         elif idle:
             self.lane.call_is_idle()
+        self._seconds += own
+        self._waited += self._waited_in_call
+        if idle:
+            self._idle_seconds += own
+            self._idle_waited += self._waited_in_call
+        self._excluded = self._waited_in_call = 0.0
 
     def add_idle(self, seconds: float) -> None:
         """Add the time of steps that were not observed."""
@@ -82,19 +88,29 @@ class SelfCost:
         """Do not count the time since `begin`, which is within a call that has not ended."""
         self._excluded += self.now() - begin
 
+    def waited_since(self, begin: float) -> None:
+        """Count the time since `begin` as a wait for other ranks: training loses no more than it.
+
+        It is within a call that has not ended.
+        """
+        self._waited_in_call += self.now() - begin
+
     def take(self, waited: float) -> dict[str, float]:
         """Return the rank telemetry about the monitor's own time and start over.
 
-        `waited`: the part of it in which this rank waited for others.
+        `waited`: the part of it in which this rank waited for others to send.
         """
         before, self._hooks_before = self._hooks_before, self._hook_seconds()
         own, idle = self._seconds + self._hooks_before - before, self._idle_seconds
         if self.lane is not None:
             in_calls, in_idle_calls = self.lane.take_call_seconds()
             own, idle = own + in_calls, idle + in_idle_calls
-        self._seconds = self._idle_seconds = 0.0
-        lost = LOST * (own - waited) + waited + self._threads.take()
-        return {"monitor_seconds": lost, "monitor_step_seconds": LOST * idle}
+        waited, idle_waited = waited + self._waited, self._idle_waited
+        self._seconds = self._idle_seconds = self._waited = self._idle_waited = 0.0
+        return {
+            "monitor_seconds": _lost(own, waited) + self._threads.take(),
+            "monitor_step_seconds": _lost(idle, idle_waited),
+        }
 
     def evaluate(self, cost: ObservationCost | None) -> Stretch | None:
         """Return the change of the interval that the budget requires after a record."""
@@ -111,3 +127,8 @@ class SelfCost:
     def load_state_dict(self, state: Mapping[str, Any]) -> int:
         """Continue with the interval that an earlier process had reached, and return it."""
         return self._budget.resume(int(state.get("stretch", 1)))
+
+
+def _lost(own: float, waited: float) -> float:
+    """Return what training loses for `own` seconds of its thread, of which it `waited` some."""
+    return LOST * (own - waited) + waited

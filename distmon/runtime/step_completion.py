@@ -45,8 +45,8 @@ class StepCompletion:
             schedule.advance_anyway()  # counted on all ranks, whatever failed on this one
         guard("step", telemetry.step_ends, begin, tokens, samples)
         guard("step", cycle.take_in, *signals)
-        observing = schedule.is_observed or cycle.observing
-        if observing or cycle.decisions.enabled:
+        observing = schedule.is_observed or cycle.in_flight
+        if observing or cycle.worker.busy or cycle.decisions.enabled:
             cycle.run()
         self.exchanged = True
         guard("step", cycle.prepare_step)

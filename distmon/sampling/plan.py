@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from typing import Any
@@ -80,12 +80,13 @@ class SamplePlan:
         tables = [self.snapshot]
         for c in self.chunks:
             tables += [c.group_counts, c.half_ulp, *([] if c.padding is None else [c.padding])]
-        offsets = self.offsets.untyped_storage().nbytes()
+        offsets = 0 if self.offsets.is_meta else self.offsets.nbytes
         return sum(t.nbytes for t in tables) + offsets + self.gradient_runs.nbytes
 
-    def free_offsets(self) -> None:
-        """Free the memory of `offsets`, and of those of the chunks, which may not be read again."""
-        self.offsets.untyped_storage().resize_(0)
+    def without_offsets(self) -> SamplePlan:
+        """Return the plan for a probe that has offsets of its own: here, only their shapes."""
+        chunks = (replace(chunk, offsets=chunk.offsets.to("meta")) for chunk in self.chunks)
+        return replace(self, offsets=self.offsets.to("meta"), chunks=tuple(chunks))
 
     def describe(self) -> dict[str, Any]:
         """Return how much of every tensor is read, as plain values over all ranks."""

@@ -74,7 +74,8 @@ def preload(sinks: Sequence[str]) -> None:
     """Import what these sinks need, before the training begins."""
     for sink in sinks:
         for module in (f"distmon.sinks.{sink}", *_PRELOADED.get(sink, ())):
-            with suppress(ImportError):  # named when the sink is opened
+            # Named when the sink is opened. A broken package may raise anything as it is imported.
+            with suppress(Exception):
                 found = importlib.import_module(module)
                 if module.startswith("distmon.") and hasattr(found, "preload"):
                     found.preload()

@@ -246,6 +246,64 @@ def test_a_call_that_is_idle_is_also_timed_apart(native: NativeModule) -> None:
     assert seconds > idle > 0
 
 
+def test_a_call_within_another_one_counts_once(native: NativeModule) -> None:
+    """A function of the user's that an observed step calls may call the monitor."""
+
+    def checked(*_: object, **__: object) -> None:
+        lane.call_is_idle()
+        time.sleep(0.02)
+
+    def stepped(*_: object) -> None:
+        lane.check(grad_norm=1.0)
+
+    lane: Any = native.idle_lane((print, print, checked, stepped, print), 1, 64, 3, 4, 5)
+    begin = time.perf_counter()
+    lane.step()
+    passed = time.perf_counter() - begin
+    seconds, idle = lane.take_call_seconds()
+    assert 0.02 <= seconds <= passed
+    assert idle == 0.0
+    lane.check(grad_norm=1.0)
+    assert lane.take_call_seconds()[1] >= 0.02
+
+
+def test_what_it_counts_is_settled_also_after_ctrl_c_as_it_opens(
+    native: NativeModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del native
+    model, optimizer, monitor = attach(tmp_path)
+    parts = monitor.parts
+
+    def one_step() -> None:
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 6)).square().mean()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss=loss)
+
+    with monitor:
+        lane: Any = parts.telemetry.phases.lane
+        one_step()  # the first one is the monitor's own
+
+        class Interrupted:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(lane, name)
+
+            def open_until(self, *arguments: Any) -> None:
+                lane.open_until(*arguments)
+                raise KeyboardInterrupt
+
+        monitor.lane.settle()
+        monkeypatch.setattr(monitor.lane, "_lane", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            monitor.lane.open()
+        for _ in range(3):
+            one_step()
+        assert parts.schedule.completed == 1
+        monitor.lane.settle()
+        assert parts.schedule.completed == 4
+
+
 def test_it_adds_up_the_phases_of_the_newest_steps(native: NativeModule) -> None:
     lane: Any = native.idle_lane((print,) * 5, 1, 64, 3, 4, 5)
     with pytest.raises(ValueError, match="no such phase"):

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 import distmon
+from distmon import own_threads
 from distmon.collect.gradient_gain import block_hooks
 from distmon.collect.signals.backward_passes import BackwardPasses
 from distmon.collect.signals.forward_inputs import ForwardInputs
 from distmon.runtime.budget import Budget
 from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import LOST, SelfCost
+from distmon.runtime.worker import EvaluationWorker
 from tests.small_runs import quiet
 
 SLOW_S = 0.2
@@ -106,12 +108,65 @@ def test_functions_of_the_user_in_an_observed_step_count_in_no_record() -> None:
     assert cost.take(waited=0.0)["monitor_seconds"] == pytest.approx(LOST, abs=0.5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_neither_do_those_in_a_step_between_observations(compiled: bool) -> None:
+    """A checkpoint is saved some steps after the observation that has led to it."""
+    clock, in_lane = [0.0], [(11.0, 11.0)]
+    cost = SelfCost(Budget(None, 10, 60.0), lambda: clock[0])
+    if compiled:
+        cost.lane = mock.Mock(take_call_seconds=lambda: in_lane.pop() if in_lane else (0.0, 0.0))
+    begin, clock[0] = cost.now(), 1.0
+    users, clock[0] = cost.now(), 11.0
+    cost.exclude_since(users)
+    cost.add_call(begin, idle=True)
+    taken = cost.take(waited=0.0)
+    assert taken["monitor_seconds"] == pytest.approx(LOST, abs=0.5)
+    assert taken["monitor_step_seconds"] == pytest.approx(LOST)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_training_loses_no_more_than_a_wait_for_other_ranks(idle: bool) -> None:
+    clock = [0.0]
+    cost = SelfCost(Budget(None, 10, 60.0), lambda: clock[0])
+    begin, clock[0] = cost.now(), 1.0
+    waits, clock[0] = cost.now(), 11.0
+    cost.waited_since(waits)
+    cost.add_call(begin, idle)
+    taken = cost.take(waited=0.0)
+    assert taken["monitor_seconds"] == pytest.approx(LOST + 10.0, abs=0.5)
+    assert taken["monitor_step_seconds"] == pytest.approx(LOST + 10.0 if idle else 0.0)
+    assert cost.take(waited=0.0)["monitor_seconds"] < 0.5
+
+
+def test_the_time_of_threads_is_spread_over_the_steps_that_it_is_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, spent = [100.0], [0.0]
+    monkeypatch.setattr(own_threads.time, "monotonic", lambda: clock[0])
+    thread = mock.Mock(cpu_seconds=lambda: spent[0])
+    monkeypatch.setattr(own_threads, "_running", [thread])
+    costs, taken = own_threads.ThreadCosts(period_s=0.25), list[float]()
+    for _ in range(40):
+        clock[0] += 0.05
+        spent[0] += 0.001
+        taken.append(costs.take())
+    assert sum(taken) == pytest.approx(spent[0], abs=2 * 0.25 * 0.001 / 0.05)
+    assert all(0.0 < each < 0.003 for each in taken[10:])
+    clock[0] += 10.0
+    spent[0] += 0.5
+    assert costs.take() == pytest.approx(0.5, abs=0.01)
+    assert costs.take() < 1e-9
+
+
 @pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("evaluating", [False, True])
 def test_what_every_step_costs_is_no_cost_of_observing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, evaluating: bool
 ) -> None:
     """With decisions at fixed steps no step is idle in compiled code; a longer interval would not
-    make them cheaper, and the budget must not try."""
+    make them cheaper, and the budget must not try. Nor where an evaluation is never at its end."""
+    if evaluating:
+        monkeypatch.setattr(EvaluationWorker, "busy", True)
     before = StepSchedule.advance
     slow = 0.05
 
