@@ -31,7 +31,7 @@ class Probe(Protocol):
     """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it."""
 
     row_checksums: torch.Tensor
-    has_own_offsets: bool
+    has_own_slots: bool
     """Whether it needs those of the plan no more."""
 
     @property

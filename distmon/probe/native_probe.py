@@ -28,7 +28,7 @@ class NativeProbe:
     Tensors that it cannot find, or that are not contiguous, are found here first.
     """
 
-    has_own_offsets = True
+    has_own_slots = True
 
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard], native: NativeModule) -> None:
         if plan.device.type != "cpu" or any(not s.weight().is_cpu for s in shards):

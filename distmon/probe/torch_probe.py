@@ -28,7 +28,7 @@ _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 class TorchProbe:
     """Fills rows for one plan: `snapshot()` just before the step, `measure()` just after it."""
 
-    has_own_offsets = False
+    has_own_slots = False
 
     def __init__(self, plan: SamplePlan, shards: Sequence[Shard]) -> None:
         self._shards = shards

@@ -37,7 +37,7 @@ class TritonProbe:
     All memory is allocated here; the calls launch kernels and, when a tensor moved, one copy.
     """
 
-    has_own_offsets = False
+    has_own_slots = False
 
     def __init__(
         self,

@@ -81,8 +81,8 @@ class RowMeasurement:
     def _plan_reading(self) -> None:
         self.plan = build_plan(self.shards, self._reading, self._config.seed, self.device)
         self._probe = choose_probe(self._config.backend, self.plan, self.shards, self.bin_words)
-        if self._probe.has_own_offsets:
-            self.plan = self.plan.without_offsets()
+        if self._probe.has_own_slots:
+            self.plan = self.plan.without_slots()
         self.partial = PartialGradients(self.plan, self.shards)
         classes = self.plan.replica_class.cpu().numpy()
         multipliers = self._row_multipliers.cpu().numpy()

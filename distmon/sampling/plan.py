@@ -77,15 +77,22 @@ class SamplePlan:
     @property
     def nbytes(self) -> int:
         """Device memory of snapshot and tables."""
-        tables = [self.snapshot]
+        tables = [self.snapshot, self.offsets]
         for c in self.chunks:
             tables += [c.group_counts, c.half_ulp, *([] if c.padding is None else [c.padding])]
-        offsets = 0 if self.offsets.is_meta else self.offsets.nbytes
-        return sum(t.nbytes for t in tables) + offsets + self.gradient_runs.nbytes
+        here = sum(table.nbytes for table in tables if not table.is_meta)
+        return here + self.gradient_runs.nbytes
 
-    def without_offsets(self) -> SamplePlan:
-        """Return the plan for a probe that has offsets of its own: here, only their shapes."""
-        chunks = (replace(chunk, offsets=chunk.offsets.to("meta")) for chunk in self.chunks)
+    def without_slots(self) -> SamplePlan:
+        """Return the plan for a probe with a table of slots of its own: here, only their shapes."""
+        chunks = (
+            replace(
+                chunk,
+                offsets=chunk.offsets.to("meta"),
+                padding=None if chunk.padding is None else chunk.padding.to("meta"),
+            )
+            for chunk in self.chunks
+        )
         return replace(self, offsets=self.offsets.to("meta"), chunks=tuple(chunks))
 
     def describe(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -39,3 +40,15 @@ def test_a_sample_has_the_name_of_its_parameter() -> None:
     assert samples[4] == Sample("2.weight", 2560, 5, row_strata=1, cell_strata=128)
     assert samples[-2:][0] == samples[58]
     assert len({sample.indices.tobytes() for sample in samples[::2]}) == 30
+
+
+def test_a_plan_whose_slots_somebody_else_has_takes_no_memory_for_them() -> None:
+    plan = _plan()
+    bare = plan.without_slots()
+    assert plan.nbytes - bare.nbytes == plan.offsets.nbytes + sum(
+        chunk.padding.nbytes for chunk in plan.chunks if chunk.padding is not None
+    )
+    assert [c.offsets.shape for c in bare.chunks] == [c.offsets.shape for c in plan.chunks]
+    assert bare.snapshot is plan.snapshot
+    with pytest.raises(RuntimeError):
+        bare.chunks[0].offsets.tolist()
