@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -52,9 +53,13 @@ class RunHistory:
         """Whether a loss was below zero: then its zero means nothing."""
         self.alternating = False
         """Whether optimizers were seen to step in turns."""
+        self._noise: float | None = None
+        self._usual_rise: float | None = None
+        """Both are asked for by many rules, and change with the next record."""
 
     def update(self, record: Record) -> None:
         """Take in a record, after the rules have compared it with what was before."""
+        self._noise = self._usual_rise = None
         lr = record.metrics.get("train/lr")
         if lr is not None and math.isfinite(lr):
             self.lrs.append(lr)
@@ -100,14 +105,21 @@ class RunHistory:
     @property
     def noise(self) -> float:
         """Standard deviation of the loss from step to step, without its trend and its outliers."""
-        if len(self.losses) < FIRST:
-            return 0.0
-        steps = np.abs(np.diff(np.array(self.losses)))
-        return float(np.median(steps)) / (0.6745 * math.sqrt(2))
+        if self._noise is None:
+            losses = [*self.losses]
+            steps = [abs(b - a) for a, b in pairwise(losses)]
+            median = statistics.median(steps) if len(losses) >= FIRST else 0.0
+            self._noise = median / (0.6745 * math.sqrt(2))
+        return self._noise
 
     @property
     def usual_rise(self) -> float:
         """The largest rise of the loss above its best that this run has recovered from lately."""
+        if self._usual_rise is None:
+            self._usual_rise = self._largest_recovered()
+        return self._usual_rise
+
+    def _largest_recovered(self) -> float:
         kept = np.array(self.middles)
         if len(kept) < FEWEST:
             return 0.0
@@ -145,7 +157,7 @@ class RunHistory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        kept = dict(vars(self))
+        kept = {name: value for name, value in vars(self).items() if name[0] != "_"}
         return kept | {name: [*kept[name]] for name in ("norms", "losses", "middles", "lrs")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final
 
-from distmon.record.record import Record
+import numpy as np
+
+from distmon.record.record import Column, Record
 from distmon.rules.alert import Severity
 
 Limits = Mapping[str, float]
@@ -104,3 +106,11 @@ def layer_of(param: str) -> str:
         if part.isdigit():
             return ".".join(parts[: i + 1])
     return ".".join(parts[:-1]) or param
+
+
+def median_of(values: Column) -> float:
+    """Return the median of some numbers; `np.median` takes ten times as long for a few dozen."""
+    ordered, middle = np.sort(values), len(values) // 2
+    if len(values) % 2:
+        return float(ordered[middle])
+    return float(ordered[middle - 1] + ordered[middle]) / 2

@@ -8,7 +8,16 @@ import numpy as np
 
 from distmon.record.record import Record
 from distmon.rules.advice import before_clipping, number
-from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, metric, name_some
+from distmon.rules.base import (
+    Finding,
+    Limits,
+    Memory,
+    Rule,
+    Threshold,
+    median_of,
+    metric,
+    name_some,
+)
 from distmon.rules.layer_stacks import fingerprint
 from distmon.rules.lr_schedule import lr_phase
 from distmon.rules.rounding import is_coarse
@@ -86,7 +95,7 @@ def check_learning(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     fallen = start is not None and best is not None and best < start - 0.1 * abs(start)
     if fallen and not record.history.need_not_fall(record):
         return  # the updates of a run that has converged are small
-    middle = float(np.median(ratio[learning]))
+    middle = median_of(ratio[learning])
     lost = metric(record, "monitor/update_lost_fraction") or 0.0
     if not (is_coarse(record) & learning).any():
         lost = 0.0  # in fp32 rounding takes only what is far too small by itself

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
-
-import numpy as np
-import numpy.typing as npt
 
 _SEGMENTS: Final = 16
 FEWEST: Final = _SEGMENTS
@@ -29,20 +28,21 @@ def sustained_growth(values: Sequence[float], steps: Sequence[float], window: in
     """
     if len(values) != len(steps):
         raise ValueError("values and steps must have the same length")
-    x, y = (np.asarray(series[-window:], dtype=np.float64) for series in (steps, values))
-    known = np.isfinite(y)
-    x, y = x[known], y[known]
-    if len(y) < FEWEST:
+    newest = zip(steps[-window:], values[-window:], strict=True)
+    points = [(float(step), float(value)) for step, value in newest if math.isfinite(value)]
+    if len(points) < FEWEST:
         return math.nan
-    edges = np.linspace(0, len(y), _SEGMENTS + 1).astype(int).tolist()
-    lowest = [i + int(y[i:j].argmin()) for i, j in itertools.pairwise(edges)]
+    # Not by numpy: so few numbers take it ten times as long.
+    edges = [i * len(points) // _SEGMENTS for i in range(_SEGMENTS + 1)]
+    lowest = [min(points[i:j], key=itemgetter(1)) for i, j in itertools.pairwise(edges)]
     half = _SEGMENTS // 2
-    first, second = (_median_slope(x[part], y[part]) for part in (lowest[:half], lowest[half:]))
+    first, second = _median_slope(lowest[:half]), _median_slope(lowest[half:])
     return min(first, second, key=abs) if first * second > 0 else 0.0
 
 
-def _median_slope(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
-    earlier, later = np.triu_indices(len(x), k=1)
-    run, rise = x[later] - x[earlier], y[later] - y[earlier]
-    distinct = run != 0
-    return float(np.median(rise[distinct] / run[distinct])) if distinct.any() else 0.0
+def _median_slope(points: Sequence[tuple[float, float]]) -> float:
+    pairs = itertools.combinations(points, 2)
+    slopes = [
+        (after - before) / (end - begin) for (begin, before), (end, after) in pairs if end != begin
+    ]
+    return statistics.median(slopes) if slopes else 0.0

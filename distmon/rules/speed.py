@@ -10,7 +10,7 @@ import numpy as np
 
 from distmon.metrics import PHASES
 from distmon.record.record import Record
-from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric
+from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, median_of, metric
 from distmon.rules.stragglers import find_stragglers
 
 RATES = ("performance/tokens_per_second", "performance/samples_per_second")
@@ -27,8 +27,9 @@ def _is_too_short(record: Record, limits: Limits) -> bool:
     """
     columns = [record.ranks.get(f"{phase}_seconds") for phase in PHASES if phase != "other"]
     known = [column for column in columns if column is not None]
-    seconds = float(np.nanmedian(np.sum(known, axis=0))) if known else math.inf
-    return seconds < limits["min_step_seconds"]
+    by_rank = np.add.reduce(known) if known else np.array([math.inf])
+    by_rank = by_rank[~np.isnan(by_rank)]
+    return bool(by_rank.size and median_of(by_rank) < limits["min_step_seconds"])
 
 
 def check_throughput(record: Record, limits: Limits, memory: Memory) -> Iterable[Finding]:

@@ -8,7 +8,17 @@ import numpy as np
 
 from distmon.record.record import Record
 from distmon.rules.advice import before_clipping, lower_lr, raise_lr, tighten_clipping
-from distmon.rules.base import MARGIN, Finding, Limits, Memory, Rule, Threshold, metric, name_some
+from distmon.rules.base import (
+    MARGIN,
+    Finding,
+    Limits,
+    Memory,
+    Rule,
+    Threshold,
+    median_of,
+    metric,
+    name_some,
+)
 from distmon.rules.lr_schedule import lr_phase
 from distmon.rules.pruning import pruning_explains
 from distmon.rules.second_sign import lost_progress
@@ -58,7 +68,7 @@ def _most(record: Record, limits: Limits) -> Iterable[Finding]:
     matrices = matrices[np.isfinite(matrices)]
     if median is not None and matrices.size:
         # A bias that crosses zero has any ratio; of two values the median would be half of it.
-        median = min(median, float(np.median(matrices)))
+        median = min(median, median_of(matrices))
     if median is not None and median > (1 - MARGIN) * limit:
         yield Finding(
             key="median",
@@ -90,7 +100,7 @@ def check_low(record: Record, limits: Limits, memory: Memory) -> Iterable[Findin
         )
         if record.history.has_fallen:
             moving = ratio[(ratio > 0) & (c["ndim"] >= limits["min_ndim"])]
-            near &= ratio < limits["others"] * (np.median(moving) if moving.size else 0.0)
+            near &= ratio < limits["others"] * (median_of(moving) if moving.size else 0.0)
     rows = np.flatnonzero(near)
     for i in rows[np.argsort(ratio[rows], kind="stable")]:
         name = record.params.names[i]

@@ -76,13 +76,15 @@ class Delivery:
 
     def post_record(self, record: Record) -> None:
         """Queue a record for every sink. Never blocks or raises; a full queue drops it."""
+        size = _size(record)
         for lane in self._lanes:
-            lane.post(record)
+            lane.post(record, size)
 
     def post_alert(self, alert: Alert) -> None:
         """Queue an alert for every sink. Alerts have their own queue, so records cannot fill it."""
+        size = _size(alert)
         for lane in self._lanes:
-            lane.post(alert)
+            lane.post(alert, size)
 
     def close(self, timeout: float = 10.0) -> dict[str, dict[str, int]]:
         """Deliver all queued items and close the sinks, within `timeout` seconds in total.
@@ -108,6 +110,10 @@ class Delivery:
         return {lane.name: lane.stats() for lane in self._lanes}
 
 
+_Queued = tuple[int, Item, int]
+"""Its place in the order of posting, the item, and about how many bytes it takes."""
+
+
 class _Lane:
     """One sink with its queue and thread."""
 
@@ -128,8 +134,8 @@ class _Lane:
         self._alerts_only = isinstance(factory, AlertsOnly)
         self._limit = sys.maxsize if isinstance(factory, WritesFiles) else queue_size
         self._order = order
-        self._records: deque[tuple[int, Item]] = deque()
-        self._alerts: deque[tuple[int, Item]] = deque()
+        self._records: deque[_Queued] = deque()
+        self._alerts: deque[_Queued] = deque()
         self._changed = threading.Condition()
         self._finishing = False
         self._abandoned = False
@@ -137,12 +143,11 @@ class _Lane:
         self._thread = OwnThread(self._run, name)
         self._thread.start()
 
-    def post(self, item: Item) -> None:
+    def post(self, item: Item, size: int) -> None:
         if self._alerts_only and not isinstance(item, Alert):
             return
         with self._changed:
             queue = self._alerts if isinstance(item, Alert) else self._records
-            size = _size(item)
             full = bool(self._bytes) and self._bytes + size > MOST_BYTES
             if self._finishing or full or len(queue) >= self._limit:
                 self._outcomes.dropped += 1
@@ -151,7 +156,7 @@ class _Lane:
                 )
                 return
             self._bytes += size
-            queue.append((next(self._order), item))
+            queue.append((next(self._order), item, size))
             self._changed.notify()
 
     def finish(self) -> None:
@@ -166,7 +171,7 @@ class _Lane:
         with self._changed:
             self._abandoned = True
             self._outcomes.dropped += len(self._records) + len(self._alerts)
-            for _, item in (*self._records, *self._alerts):
+            for _, item, _ in (*self._records, *self._alerts):
                 self._outcomes.lose(item, "it did not finish in time")
             self._records.clear()
             self._alerts.clear()
@@ -256,8 +261,8 @@ class _Lane:
             queues = [queue for queue in (self._records, self._alerts) if queue]
             self._busy = True
             # In posting order over both queues: an alert follows the record that raised it.
-            item = min(queues, key=lambda queue: queue[0][0]).popleft()[1]
-            self._bytes -= _size(item)
+            _, item, size = min(queues, key=lambda queue: queue[0][0]).popleft()
+            self._bytes -= size
             return item
 
     def _count(self, *, ok: bool) -> None:
