@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from distmon.record.record import Record
 
+_Derived = TypeVar("_Derived")
 NORMS: Final = 32
 """Observations whose gradient norms are kept."""
 LOSSES: Final = 128
@@ -53,13 +54,20 @@ class RunHistory:
         """Whether a loss was below zero: then its zero means nothing."""
         self.alternating = False
         """Whether optimizers were seen to step in turns."""
-        self._noise: float | None = None
-        self._usual_rise: float | None = None
-        """Both are asked for by many rules, and change with the next record."""
+        self.shared: dict[str, Any] = {}
+        """What several rules remember together."""
+        self._derived: dict[str, Any] = {}
+
+    def once(self, what: str, derive: Callable[[], _Derived]) -> _Derived:
+        """Return what rules derive of the present record, derived for the first that asks."""
+        if what not in self._derived:
+            self._derived[what] = derive()
+        found: _Derived = self._derived[what]
+        return found
 
     def update(self, record: Record) -> None:
         """Take in a record, after the rules have compared it with what was before."""
-        self._noise = self._usual_rise = None
+        self._derived = {}
         lr = record.metrics.get("train/lr")
         if lr is not None and math.isfinite(lr):
             self.lrs.append(lr)
@@ -105,21 +113,19 @@ class RunHistory:
     @property
     def noise(self) -> float:
         """Standard deviation of the loss from step to step, without its trend and its outliers."""
-        if self._noise is None:
-            losses = [*self.losses]
-            steps = [abs(b - a) for a, b in pairwise(losses)]
-            median = statistics.median(steps) if len(losses) >= FIRST else 0.0
-            self._noise = median / (0.6745 * math.sqrt(2))
-        return self._noise
+        return self.once("noise", self._noise)
 
     @property
     def usual_rise(self) -> float:
         """The largest rise of the loss above its best that this run has recovered from lately."""
-        if self._usual_rise is None:
-            self._usual_rise = self._largest_recovered()
-        return self._usual_rise
+        return self.once("usual rise", self._usual_rise)
 
-    def _largest_recovered(self) -> float:
+    def _noise(self) -> float:
+        steps = [abs(after - before) for before, after in pairwise(self.losses)]
+        usual = statistics.median(steps) if len(self.losses) >= FIRST else 0.0
+        return usual / (0.6745 * math.sqrt(2))
+
+    def _usual_rise(self) -> float:
         kept = np.array(self.middles)
         if len(kept) < FEWEST:
             return 0.0
@@ -172,6 +178,7 @@ class RunHistory:
         for name in ("best", "lr_peak", "lr_at_best", "first_norm"):
             value = state.get(name)
             setattr(fresh, name, None if value is None else float(value))
+        fresh.shared = dict(state.get("shared", {}))
         fresh.negative, fresh.alternating = bool(state["negative"]), bool(state["alternating"])
         vars(self).update(vars(fresh))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import median
 from typing import Final
@@ -24,41 +25,52 @@ TWICE: Final = 2
 """Observations with pruned weights that are no coincidence."""
 
 
-def pruned_matrices(record: Record, memory: Memory) -> NDArray[np.bool_]:
-    """Return the matrices that lost only small elements: the norm fell, not the largest element.
+@dataclass(frozen=True)
+class Pruned:
+    """The matrices that lost only small elements since the record before."""
 
-    Weights that decay, are drawn anew, loaded or averaged have another largest element, too. Call
-    once for each record: sizes are kept in `memory`, and whether updates cannot have done it.
+    matrices: NDArray[np.bool_]
+    certain: bool = False
+    """Whether updates cannot have done it."""
+
+
+def pruned(record: Record) -> Pruned:
+    """Return the matrices whose norm fell and whose largest element did not.
+
+    Weights that decay, are drawn anew, loaded or averaged have another largest element, too.
     """
+    history = record.history
+    return history.once("pruned", lambda: _compare(record, history.shared))
+
+
+def _compare(record: Record, memory: Memory) -> Pruned:
     c, names = record.params.columns, fingerprint(record.params.names)
     now = np.nan_to_num(np.array([c["weight_norm"], c["weight_absmax"], c["update_norm"]]))
     then = memory.get("sizes") if memory.get("sizes_of") == names else None
     steps = record.step - memory.get("sizes_at", 0)
     memory["sizes_of"], memory["sizes"], memory["sizes_at"] = names, now.tolist(), record.step
-    memory["certain"] = False
     if then is None:
-        return np.zeros(len(record.params), dtype=bool)
+        return Pruned(np.zeros(len(record.params), dtype=bool))
     norm, largest, update = np.array(then)
     explained = steps * np.maximum(now[2], update)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         fell, peak_fell = 1 - now[0] / norm, 1 - now[1] / largest
         # What is left is orthogonal to what was taken away.
         taken = np.sqrt(np.clip(norm**2 - now[0] ** 2, 0.0, None))
-        pruned = (fell > 1 - SMALLER) & (peak_fell < UNTOUCHED * fell) & (c["ndim"] >= 2)
-    pruned &= taken > BEYOND * explained
+        matrices = (fell > 1 - SMALLER) & (peak_fell < UNTOUCHED * fell) & (c["ndim"] >= 2)
+    matrices &= taken > BEYOND * explained
     # Updates change a norm by their own norms at most.
-    memory["certain"] = bool((pruned & (norm - now[0] > explained)).any())
-    return np.asarray(pruned)
+    return Pruned(matrices, bool((matrices & (norm - now[0] > explained)).any()))
 
 
 def pruning_explains(record: Record, memory: Memory) -> bool:
     """Return whether weights were pruned since the loss was at its best."""
-    found, history = bool(pruned_matrices(record, memory).any()), record.history
+    found, history = pruned(record), record.history
     losses = [loss for loss in record.losses.values() if isfinite(loss)]
     height = median(losses) - history.best if losses and history.best is not None else inf
     large = (metric(record, "monitor/update_ratio_median") or 0.0) > LARGE_UPDATE
     if large or height <= NOISE * history.noise:
         memory["times"] = 0
-    if found and not large:
-        memory["times"] = TWICE if memory["certain"] else memory.get("times", 0) + 1
+    if found.matrices.any() and not large:
+        memory["times"] = TWICE if found.certain else memory.get("times", 0) + 1
     return bool(memory.get("times", 0) >= TWICE)

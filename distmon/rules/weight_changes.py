@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distmon.record.record import Column, Record
 from distmon.rules.base import Finding, Limits, Memory, Rule, Threshold, name_some
 from distmon.rules.layer_stacks import fingerprint
-from distmon.rules.pruning import pruned_matrices
+from distmon.rules.pruning import pruned as pruned_now
 from distmon.rules.second_sign import FEWEST_LOSSES, LOST, NOISE, lost_progress
 
 _SAME_RATE: Final = 2.0
@@ -33,9 +33,9 @@ def check_replaced(record: Record, limits: Limits, memory: Memory) -> Iterable[F
     observation before. Where the rate has changed a lot since, they may have had any size.
     """
     before, at = _updates_before(record, memory)
-    pruned = pruned_matrices(record, memory)
+    pruned = pruned_now(record).matrices
     if len(memory.get("pruned", ())) == len(pruned) > 0:
-        pruned |= np.array(memory["pruned"], dtype=bool)  # what is pruned will be again
+        pruned = pruned | np.array(memory["pruned"], dtype=bool)  # what is pruned will be again
     memory["pruned"] = pruned.tolist()
     lost = lost_progress(record)
     if lost == 0.0:
