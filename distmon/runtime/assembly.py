@@ -37,6 +37,7 @@ from distmon.runtime.schedule import StepSchedule
 from distmon.runtime.self_cost import SelfCost
 from distmon.runtime.source import Optimizers, Options, Source
 from distmon.runtime.worker import DerivedOnRequest, Evaluation
+from distmon.runtime.writer_cost import WriterCost
 from distmon.sinks.gaps import LastObservation
 
 
@@ -102,6 +103,7 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
     cost = SelfCost(
         Budget(settings.budget, settings.interval, settings.budget_after_s),
         hook_seconds=lambda: observer.hook_seconds + telemetry.hook_seconds,
+        take_beside=_writer_cost(worker, blueprint, device).take,
     )
     cycle = ObservationCycle(
         observer=observer,
@@ -123,6 +125,11 @@ def assemble(blueprint: Blueprint, source: Source, options: Options, undo: ExitS
         faults=faults,
         native=_native(settings, device),
     )
+
+
+def _writer_cost(worker: Evaluation, blueprint: Blueprint, device: torch.device) -> WriterCost:
+    hosts, rank = blueprint.hosts, blueprint.ranks.rank
+    return WriterCost(worker.cpu_seconds_elsewhere, device, hosts.count(hosts[rank]))
 
 
 def _observer(blueprint: Blueprint, rows: RowMeasurement, device: torch.device) -> Observer:

@@ -23,8 +23,8 @@ class SelfCost:
     """Adds up what the monitor takes from this rank's training between observations.
 
     LOST times the time of the training thread in it, its hooks in forward and backward passes
-    included, and the CPU time of its threads in this process: while they hold the interpreter lock,
-    training waits.
+    included, the CPU time of its threads in this process: while they hold the interpreter lock,
+    training waits; and that of the writer where training has taken all cores.
     """
 
     lane: IdleLane | None = None
@@ -36,10 +36,15 @@ class SelfCost:
         budget: Budget,
         now: Callable[[], float] = time.perf_counter,
         hook_seconds: Callable[[], float] = float,
+        take_beside: Callable[[], float] = float,
     ) -> None:
-        """`hook_seconds` returns the time that hooks of models and tensors took so far."""
+        """`hook_seconds` returns the time that hooks of models and tensors took so far.
+
+        `take_beside` returns what training has lost to other processes since it was last called.
+        """
         self.now = now
         self._hook_seconds = hook_seconds
+        self._take_beside = take_beside
         self._hooks_before = 0.0
         self._budget = budget
         self._seconds = 0.0
@@ -108,7 +113,7 @@ class SelfCost:
         waited, idle_waited = waited + self._waited, self._idle_waited
         self._seconds = self._idle_seconds = self._waited = self._idle_waited = 0.0
         return {
-            "monitor_seconds": _lost(own, waited) + self._threads.take(),
+            "monitor_seconds": _lost(own, waited) + self._threads.take() + self._take_beside(),
             "monitor_step_seconds": _lost(idle, idle_waited),
         }
 

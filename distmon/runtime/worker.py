@@ -38,6 +38,9 @@ class Evaluation(Protocol):
     def path(self) -> Path | None:
         """The run folder; None on a rank that writes none."""
 
+    def cpu_seconds_elsewhere(self) -> float:
+        """Return the CPU time so far of a process beside this one that it has."""
+
     @property
     def busy(self) -> bool:
         """Whether something was submitted whose result was not taken."""
@@ -145,6 +148,9 @@ class EvaluationWorker:
         if self._beginning is not None:
             self._beginning.join(seconds)
 
+    def cpu_seconds_elsewhere(self) -> float:
+        return 0.0
+
     def submit(self, arrived: Arrived) -> bool:
         observation = arrived.observation(copied=True)
         with self._changed:
@@ -243,6 +249,9 @@ class DerivedOnRequest:
         self._hashed = hashed
         self._derive: Callable[[], Record] | None = None
         self._newest: Record | None = None
+
+    def cpu_seconds_elsewhere(self) -> float:
+        return 0.0
 
     def submit(self, arrived: Arrived) -> bool:
         observation = arrived.observation(copied=False)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distmon.own_threads import cpu_seconds_of
 from distmon.record.record import Record
 from distmon.rules.alert import Alert, Severity
 from distmon.rules.engine import ActiveRule, severity_of
@@ -83,6 +84,9 @@ class WriterProcess:
         if self.messages.send(begin) is None and not self.messages.ended:
             raise TimeoutError("the writer process is behind")
         self.supervisor.keep(begun=begin)
+
+    def cpu_seconds_elsewhere(self) -> float:
+        return cpu_seconds_of(self.supervisor.process.pid)
 
     def submit(self, arrived: Arrived) -> bool:
         message = arrived.message(self._mfu_source())
