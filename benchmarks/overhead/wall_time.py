@@ -13,6 +13,8 @@ from the step before an observed one to the second after it, in a narrower inter
 rare; the CPU time that the training process spent more, which other programs disturb less; what
 the records say; and the longest step near an observation (the first one included), of the other
 monitored ones, and of those without the monitor: what happens in all three is the machine's.
+With one thread of torch another core is free for the writer process; in the cases with `cores` in
+their names training has all of them.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ import argparse
 import itertools
 import logging
 import math
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,11 +62,14 @@ class Case:
     sinks: tuple[str, ...]
     writer: str = "process"
     seconds: float = 22.0
+    threads: int = 1
+    """Of torch; 0 for as many as there are cores, which is torch's own default."""
 
 
 CASES: Final = (
     Case("all-10", "small", 10, 10, ALL, seconds=30),
     Case("all-100", "small", 10, 100, ALL, seconds=50),
+    Case("cores-10", "small", 10, 10, ALL, seconds=25, threads=0),
     Case("jsonl-10", "small", 10, 10, ("jsonl",), seconds=15),
     Case("thread-10", "small", 10, 10, ALL, writer="thread", seconds=15),
     Case("medium-20", "medium", 20, 10, ALL, seconds=25),
@@ -72,11 +78,13 @@ CASES: Final = (
 FULL: Final = (
     *CASES,
     Case("fast-10", "small", 5, 10, ALL),
+    Case("cores-100", "small", 10, 100, ALL, seconds=50, threads=0),
+    Case("cores-medium-20", "medium", 20, 10, ALL, seconds=60, threads=0),
     *(Case(f"{sink}-only", "small", 10, 10, (sink,)) for sink in ALL),
     Case("none-10", "small", 10, 10, ()),
     Case("slow-10", "medium", 200, 10, ALL, seconds=120),
-    Case("gpt2-10", "gpt2", 0, 10, ALL, seconds=400),
-    Case("gpt2-100", "gpt2", 0, 100, ALL, seconds=900),
+    Case("gpt2-10", "gpt2", 0, 10, ALL, seconds=400, threads=0),
+    Case("gpt2-100", "gpt2", 0, 100, ALL, seconds=900, threads=0),
 )
 
 
@@ -157,6 +165,8 @@ class Measured:
     """The observed steps of each monitored block, that is, their places in it."""
     first: list[float] = field(default_factory=list)
     """The first steps with the monitor, its first observation among them."""
+    threads: int = 1
+    """Of torch."""
     exchanged_at: int = 0
     """Blocks after which the other model was monitored."""
     recorded_seconds: float = 0.0
@@ -238,9 +248,10 @@ class Measured:
 
 def measure(case: Case, seconds: float, now: Callable[[], float] = time.perf_counter) -> Measured:
     """Train both models in turn for about `seconds`; each is monitored in one half of them."""
+    torch.set_num_threads(case.threads or len(os.sched_getaffinity(0)))
     batch = _calibrated(case.model, case.step_ms)
     both = Trained(case.model, batch), Trained(case.model, batch)
-    measured = Measured(case)
+    measured = Measured(case, threads=torch.get_num_threads())
     for trained in both:
         for _ in range(10 if case.model != "gpt2" else 1):
             trained.step()
@@ -334,7 +345,7 @@ def table(results: list[Measured]) -> Table:
         near_it, other, plain = each.longest()
         cpu, near = _interval_text(each.added_cpu()), _interval_text(each.added_near())
         found.add_row(
-            each.case.name,
+            f"{each.case.name}{'' if each.case.threads == 1 else f', {each.threads} threads'}",
             f"{1000 * each.median:.1f} ms",
             str(each.case.interval),
             _interval_text((estimate, low, high)),
@@ -363,9 +374,8 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="all cases, about 20 minutes")
     parser.add_argument("--cases", help="comma-separated names")
     parser.add_argument("--seconds", type=float, help="for each case, instead of its own time")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--threads", type=int, help="of torch, instead of each case's own")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     logging.getLogger("distmon").setLevel(logging.ERROR)
     wanted = options.cases.split(",") if options.cases else None
     cases = [*(FULL if options.full or wanted else CASES)]
@@ -374,9 +384,12 @@ def main() -> None:
         if unknown:
             parser.error(f"no case {', '.join(sorted(unknown))}; {[c.name for c in cases]}")
         cases = [case for case in cases if case.name in wanted]
+    if options.threads:
+        cases = [replace(case, threads=options.threads) for case in cases]
     results = [measure(case, options.seconds or case.seconds) for case in cases]
     console = Console(width=200)
-    console.print(f"torch {torch.__version__}, {options.threads} thread(s) of torch")
+    cores = len(os.sched_getaffinity(0))
+    console.print(f"torch {torch.__version__}, {cores} cores; one thread of torch, or as said")
     console.print(table(results))
 
 
