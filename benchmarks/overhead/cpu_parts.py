@@ -1,4 +1,4 @@
-"""Where the CPU time of the training process goes: parts of the monitor, and its threads.
+"""Where the CPU time goes: parts of the monitor in the training process, its threads, the writer.
 
     python -m benchmarks.overhead.cpu_parts [--interval 10] [--observations 60] [--batch 768]
 
@@ -92,14 +92,15 @@ class Spent:
             yield
 
 
-def _by_thread() -> dict[str, float]:
-    """Return the CPU seconds of the monitor's threads in this process."""
+def _beside(monitor: Any) -> dict[str, float]:
+    """Return the CPU seconds of the monitor's threads in this process, and of its writer."""
     own = [each for each in threading.enumerate() if hasattr(each, "cpu_seconds")]
-    return {each.name: each.cpu_seconds() for each in own}
+    threads = {f"thread {each.name}": each.cpu_seconds() for each in own}
+    return {**threads, "writer process": monitor.cycle.worker.cpu_seconds_elsewhere()}
 
 
 def profile(interval: int, observations: int, batch: int) -> tuple[Spent, dict[str, float]]:
-    """Train; return what methods took, and what threads did, after a few observations."""
+    """Train; return what methods took, and what ran beside them, after a few observations."""
     spent, warm_up = Spent(), Spent()
     trained = Trained("small", batch)
     with tempfile.TemporaryDirectory() as folder, warm_up.around():
@@ -114,10 +115,10 @@ def profile(interval: int, observations: int, batch: int) -> tuple[Spent, dict[s
         for _ in range(3 * interval + interval // 2):
             trained.step()
         warm_up.seconds, warm_up.calls = spent.seconds, spent.calls
-        before = _by_thread()
+        before = _beside(monitor)
         for _ in range(interval * observations):
             trained.step()
-        after = _by_thread()
+        after = _beside(monitor)
         monitor.close()
     return spent, {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
 
@@ -139,7 +140,7 @@ def main() -> None:
     total = 1000 * sum(spent.seconds.values()) / options.observations
     table.add_row("all of these", f"{total:.3f}", "", end_section=True)
     for name, seconds in threads.items():
-        table.add_row(f"thread {name}", f"{1000 * seconds / options.observations:.3f}", "")
+        table.add_row(name, f"{1000 * seconds / options.observations:.3f}", "")
     Console().print(table)
 
 
