@@ -67,8 +67,9 @@ def run_within(seconds: float, work: Callable[[], Any], name: str) -> None:
 class ThreadCosts:
     """CPU time of all such threads of this process, spread over the time that it is about."""
 
-    def __init__(self, period_s: float = 0.25) -> None:
+    def __init__(self, period_s: float = 0.25, now: Callable[[], float] = time.monotonic) -> None:
         """`period_s`: shortest time between two readings, each of which asks the system."""
+        self._now = now
         self._before: dict[OwnThread, float] = {}
         self._period_s = period_s
         self._read_at = self._taken_at = -math.inf
@@ -77,7 +78,7 @@ class ThreadCosts:
 
     def take(self) -> float:
         """Return the seconds since the last call; within a period, a part of those before."""
-        clock = time.monotonic()
+        clock = self._now()
         if clock - self._read_at >= self._period_s:
             self._read_at = clock
             now = {thread: thread.cpu_seconds() for thread in [*_running]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -57,7 +58,9 @@ def test_a_hook_does_not_keep_its_module_alive() -> None:
     layer = nn.Linear(2, 2)
     kept = KeptHook(layer.register_forward_hook(lambda *_: None))
     kept.remove()
+    alive = weakref.ref(layer)
     del layer
+    assert alive() is None
     kept.put_back()
     kept.remove()
 

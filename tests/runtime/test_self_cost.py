@@ -142,10 +142,9 @@ def test_the_time_of_threads_is_spread_over_the_steps_that_it_is_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, spent = [100.0], [0.0]
-    monkeypatch.setattr(own_threads.time, "monotonic", lambda: clock[0])
     thread = mock.Mock(cpu_seconds=lambda: spent[0])
     monkeypatch.setattr(own_threads, "_running", [thread])
-    costs, taken = own_threads.ThreadCosts(period_s=0.25), list[float]()
+    costs, taken = own_threads.ThreadCosts(0.25, lambda: clock[0]), list[float]()
     for _ in range(40):
         clock[0] += 0.05
         spent[0] += 0.001
