@@ -32,7 +32,7 @@ def sustained_growth(values: Sequence[float], steps: Sequence[float], window: in
     points = [(float(step), float(value)) for step, value in newest if math.isfinite(value)]
     if len(points) < FEWEST:
         return math.nan
-    # Not by numpy: so few numbers take it ten times as long.
+    # Not by numpy: so few numbers take it more than twice as long.
     edges = [i * len(points) // _SEGMENTS for i in range(_SEGMENTS + 1)]
     lowest = [min(points[i:j], key=itemgetter(1)) for i, j in itertools.pairwise(edges)]
     half = _SEGMENTS // 2
